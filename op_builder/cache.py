@@ -1,0 +1,255 @@
+"""The folder that keeps built ops: finding entries, publishing them whole, and cleaning up.
+
+Layout below a root::
+
+    <op>/<fingerprint>/            an entry: <op>.so, manifest.json, build.log; never changed
+    <op>/<fingerprint>.lock        held by the process that builds this entry
+    <op>/<fingerprint>.owner       who holds it, for those who wait
+    <op>/<fingerprint>.failed.log  what the compilers printed at the last failed build
+    <op>/.staging-<fingerprint>-<host>-<pid>-<random>/   a build in progress
+
+An entry appears by one rename of a folder whose files have reached the disk, so a reader sees
+all of it or nothing, whatever was killed and wherever locks don't work. Nothing here knows how
+a binary is built.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import environment
+from .errors import CacheError
+
+_KEY = re.compile(r"[0-9a-f]{32}\Z")
+_STAGING = re.compile(r"\.staging-[0-9a-f]{32}-(?P<host>.+)-(?P<pid>\d+)-[^-]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A published build."""
+
+    folder: Path
+    op: str
+    key: str
+
+    @property
+    def binary(self) -> Path:
+        return self.folder / f"{self.op}.so"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "build.log"
+
+    def manifest(self) -> dict[str, object]:
+        """The inputs of the fingerprint, in clear; empty if unreadable."""
+        try:
+            value = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def is_whole(self) -> bool:
+        """Whether the binary has the size it was published with."""
+        try:
+            return self.binary.stat().st_size == self.manifest().get("binary_size")
+        except OSError:
+            return False
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+
+def configured_root() -> Path:
+    """``TORCH_EXTENSIONS_DIR``, else torch's own default, ``~/.cache/torch_extensions``."""
+    return environment.extensions_dir() or environment.cache_home() / "torch_extensions"
+
+
+def _fallback_root() -> Path:
+    return Path(tempfile.gettempdir()) / f"deepspeed-{os.getuid()}" / "torch_extensions"
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether ``folder`` is a real folder of this user that nobody else can write to."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return ours and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def readable_roots() -> list[Path]:
+    """Where published entries are looked for, first match wins."""
+    fallback = _fallback_root()
+    trusted = _is_private(fallback.parent)
+    return [configured_root(), *([fallback] if trusted else [])]
+
+
+def _try_folder(folder: Path) -> OSError | None:
+    """Make ``folder`` and write to it; the error that stopped it, or None."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error
+
+
+def writable_op_folder(op: str) -> Path:
+    """The folder of ``op`` new entries go to: below the configured root, else a private one in
+    the temporary folder, with one warning.
+
+    Raises:
+        CacheError: neither can be written to, or the disk is full.
+    """
+    folder = configured_root() / op
+    refused = _try_folder(folder)
+    if refused is None:
+        return folder
+    mend = "Name a writable folder: `export TORCH_EXTENSIONS_DIR=/path/with/space`."
+    if not _is_permission(refused):
+        raise CacheError(f"Op {op} can't be built: {folder}: {refused.strerror}.", mend)
+    fallback = _fallback_root()
+    try:
+        fallback.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        refused = error
+    second = _try_folder(fallback / op) if _is_private(fallback.parent) else refused
+    if second is not None:
+        raise CacheError(
+            f"Op {op} can't be built: neither {folder} ({refused.strerror}) nor "
+            f"{fallback / op} ({second.strerror}) can be written to.",
+            mend,
+        )
+    warnings.warn(
+        f"{configured_root()} can't be written to ({refused.strerror}); built ops go to "
+        f"{fallback}. Name a writable folder to keep them: `export TORCH_EXTENSIONS_DIR=…`.",
+        stacklevel=2,
+    )
+    return fallback / op
+
+
+def _is_permission(error: OSError) -> bool:
+    return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+
+
+def find(op: str, key: str) -> Entry | None:
+    """The whole entry ``key`` of ``op``, or None."""
+    for root in readable_roots():
+        entry = Entry(root / op / key, op, key)
+        if entry.is_whole():
+            return entry
+    return None
+
+
+def find_portable(op: str, portable_key: str) -> Entry | None:
+    """A whole entry built from the same inputs by any compiler, or None."""
+    for entry in entries():
+        fits = entry.op == op and entry.manifest().get("portable_key") == portable_key
+        if fits and entry.is_whole():
+            return entry
+    return None
+
+
+def entries() -> Iterator[Entry]:
+    """Every entry below every root, whole or not."""
+    for root in readable_roots():
+        for folder in sorted(root.glob("*/*")):
+            if _KEY.match(folder.name) and (folder / "manifest.json").is_file():
+                yield Entry(folder, folder.parent.name, folder.name)
+
+
+def new_staging(op_folder: Path, key: str) -> Path:
+    """A new private folder to build ``key`` in."""
+    host = re.sub(r"[^\w.]", "_", socket.gethostname())
+    prefix = f".staging-{key}-{host}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=op_folder))
+
+
+def publish(staging: Path, op: str, key: str, manifest: dict[str, object]) -> Entry:
+    """Make the binary and log in ``staging`` the entry ``key``, in one step.
+
+    If another process published it meanwhile, its entry is returned and ours dropped. A damaged
+    entry that stands in the way is moved aside.
+    """
+    entry = Entry(staging.parent / key, op, key)
+    whole = staging / "entry"
+    whole.mkdir()
+    for name in (entry.binary.name, entry.log.name):
+        os.replace(staging / name, whole / name)
+    size = (whole / entry.binary.name).stat().st_size
+    text = json.dumps({**manifest, "binary_size": size}, indent=2, ensure_ascii=True)
+    (whole / "manifest.json").write_text(text + "\n", encoding="utf-8")
+    for path in (*whole.iterdir(), whole):
+        _sync(path)
+    try:
+        os.rename(whole, entry.folder)
+    except OSError:
+        if entry.is_whole():
+            return entry
+        os.rename(entry.folder, staging / "damaged")
+        os.rename(whole, entry.folder)
+    _sync(entry.folder.parent)
+    return entry
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(op_folder: Path) -> None:
+    """Remove the staging folders in ``op_folder`` whose process on this host is gone."""
+    host = re.sub(r"[^\w.]", "_", socket.gethostname())
+    for folder in op_folder.glob(".staging-*"):
+        match = _STAGING.match(folder.name)
+        if match and match["host"] == host and not _is_alive(int(match["pid"])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def clear() -> tuple[int, int]:
+    """Remove every entry; the number removed and the bytes freed.
+
+    Raises:
+        CacheError: an entry can't be removed.
+    """
+    count = freed = 0
+    for entry in list(entries()):
+        size = entry.size()
+        try:
+            shutil.rmtree(entry.folder)
+        except OSError as error:
+            raise CacheError(
+                f"The cached op {entry.folder} can't be removed: {error.strerror}.",
+                f"Remove it as its owner: `rm -r {entry.folder}`.",
+            ) from None
+        for leftover in entry.folder.parent.glob(f"{entry.key}.*"):
+            leftover.unlink(missing_ok=True)
+        remove_abandoned(entry.folder.parent)
+        count, freed = count + 1, freed + size
+    return count, freed

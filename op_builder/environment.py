@@ -1,0 +1,102 @@
+"""Every environment variable this package reads, one function each, read at the call.
+
+The table of all of them is docs/environment.md. Nothing here knows what the values are used for.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from .errors import ConfigurationError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def switch(name: str) -> bool | None:
+    """The on/off variable ``name``: True, False, or None when unset or empty.
+
+    Raises:
+        ConfigurationError: the value is none of 0/1/true/false/yes/no/on/off.
+    """
+    value = os.environ.get(name, "").strip()
+    if not value:
+        return None
+    if value.lower() in _TRUE:
+        return True
+    if value.lower() in _FALSE:
+        return False
+    raise ConfigurationError(
+        f"{name}={value!r} is neither on nor off.",
+        f"Use one of 0/1/true/false/yes/no/on/off, or unset it: `unset {name}`.",
+    )
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The shell words of a variable such as ``CXX`` or ``CFLAGS``; empty when unset.
+
+    Raises:
+        ConfigurationError: the quotes in the value don't balance.
+    """
+    try:
+        return tuple(shlex.split(os.environ.get(name, "")))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{name}={os.environ[name]!r} can't be split into words ({error}).",
+            f"Balance its quotes, or unset it: `unset {name}`.",
+        ) from None
+
+
+def jit_allowed() -> bool:
+    """``DS_JIT``: False forbids compiling on first use."""
+    return switch("DS_JIT") is not False
+
+
+def build_everything() -> bool:
+    """``DS_BUILD_OPS``: build every compatible op while installing."""
+    return switch("DS_BUILD_OPS") is True
+
+
+def version_suffix() -> str:
+    """``DS_BUILD_STRING``: appended to the version; empty when unset."""
+    return os.environ.get("DS_BUILD_STRING", "").strip()
+
+
+def job_limit() -> int | None:
+    """``DS_BUILD_JOBS``, else ``MAX_JOBS``: the most compile jobs at a time; None when unset.
+
+    Raises:
+        ConfigurationError: the value is no whole number above 0.
+    """
+    for name in ("DS_BUILD_JOBS", "MAX_JOBS"):
+        value = os.environ.get(name, "").strip()
+        if not value:
+            continue
+        if not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise ConfigurationError(
+                f"{name}={value!r} is no whole number above 0.",
+                f"Set how many compile jobs may run at once: `export {name}=4`.",
+            )
+        return int(value)
+    return None
+
+
+def extensions_dir() -> Path | None:
+    """``TORCH_EXTENSIONS_DIR``: where built ops are kept; None when unset."""
+    value = os.environ.get("TORCH_EXTENSIONS_DIR", "")
+    return Path(value).expanduser().absolute() if value else None
+
+
+def cache_home() -> Path:
+    """``XDG_CACHE_HOME``, else ``~/.cache``; relative values don't count (XDG rule)."""
+    value = os.environ.get("XDG_CACHE_HOME", "")
+    if value and os.path.isabs(value):
+        return Path(value)
+    return Path(os.path.expanduser("~")) / ".cache"
+
+
+def build_flags_in_force() -> dict[str, str]:
+    """Every ``DS_*`` variable that is set, for the install record."""
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("DS_") and v}

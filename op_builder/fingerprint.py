@@ -1,0 +1,94 @@
+"""What a built op's name in the cache is made of.
+
+The fingerprint covers everything that decides what the binary is: the contents of the op's
+sources and of every project header they include, the flags, the compiler's identity, and what
+the binary is bound to (:attr:`BuildPlan.abi`). Deliberately not in it: where the project, torch
+and Python lie on this machine, so that two environments share what is equal; and headers of the
+system and of torch, which stand for themselves through the compiler and the ABI target.
+
+The same inputs, in clear, are the manifest kept beside the binary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .plan import BuildPlan
+from .toolchain import Tool
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
+
+#: Raised when the layout of an entry or the meaning of its manifest changes.
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """``key`` names the cache entry. ``portable_key`` leaves out the compiler's identity: an
+    entry with the same one serves a machine that has no compiler."""
+
+    key: str
+    portable_key: str
+    manifest: dict[str, object]
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _included(text: bytes, folder: Path, include_dirs: Iterable[Path]) -> Iterable[Path]:
+    """The project files that ``text``, a file in ``folder``, includes."""
+    for name in _INCLUDE.findall(text):
+        for base in (folder, *include_dirs):
+            candidate = base / name.decode("utf-8", "surrogateescape")
+            if candidate.is_file():
+                yield candidate.resolve()
+                break
+
+
+def project_files(plan: BuildPlan) -> dict[str, str]:
+    """Every source and every project header it reaches, with the SHA-256 of its contents.
+
+    Conditional compilation is ignored: a header behind an ``#if`` counts. Names are relative to
+    the folder all files share, so that a copy elsewhere has the same ones.
+    """
+    digests: dict[Path, str] = {}
+    queue = [source.resolve() for source in plan.sources]
+    while queue:
+        path = queue.pop()
+        if path in digests:
+            continue
+        text = path.read_bytes()
+        digests[path] = hashlib.sha256(text).hexdigest()
+        queue += _included(text, path.parent, plan.include_dirs)
+    return {_relative(path, digests): digest for path, digest in sorted(digests.items())}
+
+
+def _relative(path: Path, paths: Iterable[Path]) -> str:
+    parents = [set(other.parents) for other in paths]
+    shared = max(set.intersection(*parents), key=lambda parent: len(parent.parts))
+    return path.relative_to(shared).as_posix()
+
+
+def fingerprint(plan: BuildPlan) -> Fingerprint:
+    """The fingerprint of ``plan``. Reads the project's files; runs nothing."""
+    portable = {
+        "format": _FORMAT,
+        "op": plan.op,
+        "abi": list(plan.abi),
+        "files": project_files(plan),
+        "source_order": [source.name for source in plan.sources],
+        "flags": list(plan.flags),
+        "link_flags": list(plan.link_flags),
+    }
+    compiler = plan.compiler
+    identity = list(compiler.identity) if isinstance(compiler, Tool) else None
+    portable_key = _digest(portable)
+    manifest = {**portable, "compiler": identity, "portable_key": portable_key}
+    return Fingerprint(_digest(manifest)[:32], portable_key, manifest)

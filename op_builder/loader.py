@@ -1,0 +1,169 @@
+"""One place that brings an op's binary into the process, prebuilt or just in time.
+
+A stable op's functions are ``torch.ops.<namespace>.<function>``. A namespace can be registered
+once per process, so torch is asked first whether it is there: a second copy of an op would end
+the process. A classic op is imported as a Python module.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+from . import elf, environment, jit
+from .errors import LoadError, OpBuilderError
+from .layout import prebuilt_candidates
+
+if TYPE_CHECKING:
+    from .builder import OpBuilder
+
+_loaded: dict[str, object] = {}
+_lock = threading.RLock()
+
+
+def _forget_lock() -> None:
+    """A child forked while another thread was loading must not wait for that thread."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def load(builder: OpBuilder, verbose: bool = False) -> object:
+    """The op's module-like object: from this process, else prebuilt, else just in time.
+
+    Raises:
+        OpBuilderError: it can't be had; the message says why and what mends it.
+    """
+    with _lock:
+        name = builder.absolute_name()
+        if name not in _loaded:
+            _loaded[name] = _load(builder, verbose)
+        return _loaded[name]
+
+
+def load_jit(builder: OpBuilder, verbose: bool = False) -> object:
+    """Like :func:`load`, but passing over a prebuilt binary."""
+    with _lock:
+        name = builder.absolute_name()
+        if name not in _loaded:
+            _loaded[name] = _open(builder, jit.obtain(builder.plan(), verbose))
+        return _loaded[name]
+
+
+def _load(builder: OpBuilder, verbose: bool) -> object:
+    builder.require_torch()
+    if builder.functions and _is_registered(builder):
+        return builder.bind(_functions(builder))
+    refusals = []
+    for path in prebuilt_candidates(builder.absolute_name()):
+        try:
+            return _open(builder, path)
+        except LoadError as refusal:
+            refusals.append(refusal)
+    try:
+        module = _open(builder, jit.obtain(builder.plan(), verbose))
+    except OpBuilderError as error:
+        if refusals:
+            error.cause = f"{refusals[0].cause} And just in time: {error.cause}"
+        raise error from None
+    if refusals:
+        warnings.warn(
+            f"{refusals[0]} Op {builder.name} was built just in time instead.", stacklevel=4
+        )
+    return module
+
+
+def prebuilt_status(builder: OpBuilder) -> tuple[Path | None, str]:
+    """The prebuilt binary that would be loaded, and the reason the first one is refused.
+
+    Looks at files only; loads nothing.
+    """
+    cause = ""
+    for path in prebuilt_candidates(builder.absolute_name()):
+        refused = _refusal(builder, path)
+        if not refused:
+            return path, ""
+        cause = cause or refused
+    return None, cause
+
+
+def _refusal(builder: OpBuilder, path: Path) -> str:
+    if not builder.functions and not _has_module_suffix(path):
+        return f"{path} was built for another Python."
+    return elf.cause_of_refusal(path)
+
+
+def _has_module_suffix(path: Path) -> bool:
+    stem = path.name.split(".", 1)[0]
+    return path.name[len(stem) :] in importlib.machinery.EXTENSION_SUFFIXES
+
+
+def _open(builder: OpBuilder, path: Path) -> object:
+    cause = _refusal(builder, path)
+    if cause:
+        raise LoadError(f"Op {builder.name} can't be loaded: {cause}", _mend(builder))
+    if not builder.functions:
+        return _import(builder, path)
+    if not _is_registered(builder):
+        _load_library(builder, path)
+    return builder.bind(_functions(builder))
+
+
+def _mend(builder: OpBuilder) -> str:
+    if environment.jit_allowed():
+        return "Reinstall the package that provides it, or run `ds_report --cache clear`."
+    return "Reinstall the package that provides it, or unset DS_JIT to build it on first use."
+
+
+def _is_registered(builder: OpBuilder) -> bool:
+    import torch
+
+    return hasattr(getattr(torch.ops, builder.namespace), builder.functions[0])
+
+
+def _load_library(builder: OpBuilder, path: Path) -> None:
+    import torch
+
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        # torch wraps the reason the dynamic linker gave.
+        reason = str(error.__cause__ or error)
+        raise LoadError(f"Op {builder.name} can't be loaded: {reason}.", _mend(builder)) from None
+
+
+def _functions(builder: OpBuilder) -> SimpleNamespace:
+    import torch
+
+    namespace = getattr(torch.ops, builder.namespace)
+    missing = [name for name in builder.functions if not hasattr(namespace, name)]
+    if missing:
+        raise LoadError(
+            f"torch.ops.{builder.namespace}, loaded from another copy of op {builder.name}, lacks "
+            f"{', '.join(missing)}.",
+            "Keep one installation of the package per process: `pip list | grep -i deepspeed`.",
+        )
+    return SimpleNamespace(**{name: getattr(namespace, name) for name in builder.functions})
+
+
+def _import(builder: OpBuilder, path: Path) -> ModuleType:
+    import torch  # noqa: F401  (its libraries must be in the process before the module's)
+
+    loader = importlib.machinery.ExtensionFileLoader(builder.name, str(path))
+    spec = importlib.util.spec_from_file_location(builder.name, path, loader=loader)
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise LoadError(f"Op {builder.name} can't be loaded: {error}.", _mend(builder)) from None
+    sys.modules.setdefault(builder.absolute_name(), module)
+    return module

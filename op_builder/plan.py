@@ -1,0 +1,163 @@
+"""Everything needed to compile one op, decided here and nowhere else.
+
+An :class:`OpDeclaration` is what a builder says; a :class:`BuildPlan` is what the compilers get.
+JIT and AOT both take it from :func:`make_plan`, so their binaries can't differ. It reads the
+environment's compiler and flags; it runs nothing and writes nothing.
+
+Two kinds of op exist. A *stable* op registers ``torch.ops`` through torch's stable ABI: its binary
+fits every Python and every torch from :data:`STABLE_ABI_FLOOR` on. A *classic* op includes
+``torch/extension.h``: its binary is bound to this Python, torch and CUDA.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import environment
+from .errors import ConfigurationError, ToolchainError
+from .layout import locate
+from .toolchain import Tool, find_compiler
+from .torch_install import STABLE_ABI_FLOOR, TorchInstall
+
+_CXX_SUFFIXES = (".cpp", ".cc", ".cxx", ".c")
+
+_TARGET_VERSION = f"0x{STABLE_ABI_FLOOR[0]:02x}{STABLE_ABI_FLOOR[1]:02x}000000000000"
+
+# -fno-gnu-unique: a unique symbol would bind two copies of an op in one process together.
+# NDEBUG is not defined and nothing depends on assert(): checks throw.
+_COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+_STABLE = (f"-DTORCH_TARGET_VERSION={_TARGET_VERSION}", "-DPy_LIMITED_API=0x030a0000")
+
+
+@dataclass(frozen=True, slots=True)
+class OpDeclaration:
+    """What a builder declares about how it is compiled."""
+
+    name: str
+    stable: bool
+    sources: tuple[str, ...]
+    include_paths: tuple[str, ...] = ()
+    cxx_args: tuple[str, ...] = ()
+    extra_ldflags: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """Sources, tools and complete flags of one op's binary.
+
+    ``flags`` and ``link_flags`` decide what the binary is and enter its fingerprint.
+    ``environment_flags`` and ``environment_link_flags`` only say where this environment keeps
+    torch and Python; a stable op's binary does not depend on them. ``abi`` is what the binary is
+    bound to. ``compiler`` is the error that explains its absence where a machine has none, which
+    only matters when building.
+    """
+
+    op: str
+    stable: bool
+    sources: tuple[Path, ...]
+    include_dirs: tuple[Path, ...]
+    flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    environment_flags: tuple[str, ...]
+    environment_link_flags: tuple[str, ...]
+    abi: tuple[str, ...]
+    compiler: Tool | ToolchainError
+
+    def require_compiler(self) -> Tool:
+        """The C++ compiler.
+
+        Raises:
+            ToolchainError: this machine has none.
+        """
+        if isinstance(self.compiler, ToolchainError):
+            raise self.compiler
+        return self.compiler
+
+    @property
+    def binary_name(self) -> str:
+        return f"{self.op}.so"
+
+
+def _locate_source(source: str, op: str) -> Path:
+    path = locate(source)
+    if path.suffix not in _CXX_SUFFIXES:
+        raise ConfigurationError(
+            f"Op {op} lists {path.name}, whose kind of source is unknown.",
+            f"Name sources with one of {', '.join(_CXX_SUFFIXES)}.",
+        )
+    if not path.is_file():
+        raise ConfigurationError(
+            f"Op {op} lists the source {path}, which does not exist.",
+            "Reinstall the package that provides the op, or correct its sources().",
+        )
+    return path
+
+
+def _find_compiler() -> Tool | ToolchainError:
+    try:
+        return find_compiler()
+    except ToolchainError as error:
+        return error
+
+
+def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
+    """The plan for ``declared``, compiled against ``torch``."""
+    kind = _stable_parts if declared.stable else _classic_parts
+    flags, environment_flags, link_flags, environment_link_flags, abi = kind(declared, torch)
+    return BuildPlan(
+        op=declared.name,
+        stable=declared.stable,
+        sources=tuple(_locate_source(source, declared.name) for source in declared.sources),
+        include_dirs=tuple(locate(path) for path in declared.include_paths),
+        # The user's flags stand last: the last of two contradicting flags wins.
+        flags=(*_COMMON, *flags, *declared.cxx_args, *_user_flags()),
+        link_flags=(
+            *link_flags,
+            *declared.extra_ldflags,
+            *environment.words("LDFLAGS"),
+            *(f"-l{library}" for library in declared.libraries),
+        ),
+        environment_flags=environment_flags,
+        environment_link_flags=environment_link_flags,
+        abi=("linux", platform.machine(), *abi),
+        compiler=_find_compiler(),
+    )
+
+
+def _user_flags() -> tuple[str, ...]:
+    return tuple(w for name in ("CPPFLAGS", "CFLAGS", "CXXFLAGS") for w in environment.words(name))
+
+
+def _stable_parts(declared: OpDeclaration, torch: TorchInstall):
+    floor = ".".join(map(str, STABLE_ABI_FLOOR))
+    return (
+        _STABLE,
+        ("-isystem", str(torch.include_dir)),
+        ("-Wl,--as-needed", "-ltorch_cpu"),
+        (f"-L{torch.library_dir}",),
+        (f"torch>={floor} stable ABI",),
+    )
+
+
+def _classic_parts(declared: OpDeclaration, torch: TorchInstall):
+    # torch's own public functions name its include and library folders; they are imported only
+    # for classic ops, whose warm load accepts that cost.
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    includes = [*include_paths(), sysconfig.get_path("include")]
+    return (
+        (f"-DTORCH_EXTENSION_NAME={declared.name}", "-DTORCH_API_INCLUDE_EXTENSION_H"),
+        tuple(word for path in includes for word in ("-isystem", path)),
+        ("-Wl,--as-needed", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        tuple(f"-L{path}" for path in library_paths()),
+        (
+            sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
+            f"torch {torch.version}",
+            f"cuda {torch.cuda}",
+        ),
+    )
