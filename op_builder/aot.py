@@ -1,0 +1,254 @@
+"""Ahead of time: what ``setup.py`` needs to compile ops while a package is built.
+
+Which ops to build comes from the ``DS_BUILD_*`` flags; how, from the same plans as just in time.
+Commands that only ask for metadata compile nothing, need no torch, and never fail for an op.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+from . import environment, ninja_build, target_env, toolchain
+from .builder import OpBuilder
+from .compatibility import Compatibility, check
+from .errors import BuildError, OpBuilderError, ToolchainError
+from .install_record import FILE_NAME, InstallRecord, describe_torch
+from .jobs import compile_jobs
+from .process import ask
+from .version import SourceVersion
+
+_METADATA_COMMANDS = frozenset({"egg_info", "dist_info"})
+_BUILD_COMMANDS = frozenset(
+    {
+        "build",
+        "build_ext",
+        "bdist",
+        "bdist_wheel",
+        "develop",
+        "editable_wheel",
+        "install",
+    }
+)
+
+_NO_SWITCHES = frozenset({"DS_BUILD_STRING", "DS_BUILD_JOBS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The ops to build, and why each other one is not."""
+
+    enabled: tuple[OpBuilder, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def compiles(argv: Sequence[str]) -> bool:
+    """Whether the ``setup.py`` command line ``argv`` builds something.
+
+    ``build_ext -j8 egg_info`` does not: pip puts a user's global options in front of its own
+    request for metadata.
+    """
+    commands = [word for word in argv if word in _METADATA_COMMANDS | _BUILD_COMMANDS]
+    return bool(commands) and commands[-1] not in _METADATA_COMMANDS
+
+
+def select(builders: Iterable[OpBuilder]) -> Selection:
+    """Choose ops by the flags: ``DS_BUILD_<OP>`` first, then ``DS_BUILD_OPS``.
+
+    Raises:
+        OpBuilderError: an op asked for by its own flag can't be built.
+    """
+    builders = list(builders)
+    asked = {builder.name: environment.switch(builder.BUILD_VAR) for builder in builders}
+    all_of_them = environment.build_everything()
+    if all_of_them or any(asked.values()):
+        target_env.require_torch()
+    enabled, skipped = [], {}
+    for builder in builders:
+        wanted = asked[builder.name]
+        if wanted is False:
+            skipped[builder.name] = f"{builder.BUILD_VAR}=0"
+        elif wanted is None and not all_of_them:
+            skipped[builder.name] = "not asked for"
+        else:
+            compatible = _compilable(builder)
+            if compatible:
+                enabled.append(builder)
+            elif wanted:
+                raise _unable(builder, compatible.cause, compatible.mend)
+            else:
+                skipped[builder.name] = compatible.reason
+                print(f"deepspeed: skipping op {builder.name}: {compatible.reason}")
+    return Selection(tuple(enabled), skipped)
+
+
+def _compilable(builder: OpBuilder) -> Compatibility:
+    """Whether ``builder``'s op can be compiled here; one that is cached or prebuilt is not enough."""
+    try:
+        builder.require_toolchain()
+    except OpBuilderError as error:
+        return Compatibility.refused_by(error)
+    return check(builder)
+
+
+def build_requirements(argv: Sequence[str]) -> list[str]:
+    """What an isolated build has to install first: ninja, if ops are asked for and none is here.
+
+    pip asks for this in the same breath as metadata; a direct ``setup.py`` command never does.
+    """
+    flags = [name for name in os.environ if name.startswith("DS_BUILD_")]
+    asked = any(environment.switch(name) for name in flags if name not in _NO_SWITCHES)
+    if compiles(argv) or not asked:
+        return []
+    target_env.make_importable()
+    try:
+        toolchain.find_ninja()
+    except ToolchainError:
+        return ["ninja"]
+    return []
+
+
+def _unable(builder: OpBuilder, cause: str, mend: str, details: str = "") -> BuildError:
+    skip = f"Or set {builder.BUILD_VAR}=0 to skip it."
+    return BuildError(
+        f"Unable to pre-compile {builder.name}: {cause}", f"{mend} {skip}".strip(), details
+    )
+
+
+def setup_arguments(
+    argv: Sequence[str], builders: Iterable[OpBuilder], source: SourceVersion
+) -> dict[str, object]:
+    """The arguments of ``setuptools.setup`` that have to do with ops."""
+    selection = select(builders) if compiles(argv) else Selection()
+    arguments: dict[str, object] = {
+        "ext_modules": [builder.builder() for builder in selection.enabled],
+        "cmdclass": {"build_ext": BuildOps, "build_py": _recording_build_py(selection, source)},
+    }
+    if selection.enabled:
+        # Stable ops fit every Python from 3.10 on.
+        arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
+    return arguments
+
+
+class BuildOps(build_ext):
+    """Compiles all ops in one pool of jobs, and loads each once to prove that it can be."""
+
+    def run(self) -> None:
+        if not self.extensions:
+            return
+        import filelock
+
+        temporary = Path(self.build_temp).absolute()
+        temporary.mkdir(parents=True, exist_ok=True)
+        # Two builds of one checkout share this folder; objects of the first serve the second.
+        with filelock.FileLock(str(temporary / "build.lock")):
+            self._build(temporary)
+
+    def _build(self, temporary: Path) -> None:
+        builders = [extension.op for extension in self.extensions]
+        jobs = compile_jobs(self.parallel if isinstance(self.parallel, int) else None)
+        _compile(builders, temporary, jobs)
+        for extension in self.extensions:
+            source = temporary / extension.op.name / f"{extension.op.name}.so"
+            target = Path(self.get_ext_fullpath(extension.name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _replace(source, target)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        folder = os.path.join(*fullname.split("."))
+        extension = self.ext_map.get(fullname)
+        if extension is not None and extension.py_limited_api:
+            return folder + ".abi3.so"
+        return super().get_ext_filename(fullname)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Copy ``source`` over ``target`` by rename: a process that has the old one loaded keeps it."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copy2(source, aside)
+    os.replace(aside, target)
+
+
+def _compile(builders: Sequence[OpBuilder], temporary: Path, jobs: int) -> None:
+    plans = [builder.plan() for builder in builders]
+    folders = [temporary / builder.name for builder in builders]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    ninja_build.write_ninja_file(plans, folders, temporary / "build.ninja")
+    print(f"deepspeed: building {', '.join(b.name for b in builders)} with {jobs} jobs", flush=True)
+    log = temporary / "build.log"
+    try:
+        ninja_build.run_ninja(temporary, jobs, log, echo=True)
+    except BuildError as error:
+        failed = ninja_build.failed_folders(log.read_text(encoding="utf-8", errors="replace"))
+        culprit = next((b for b in builders if b.name in failed), builders[0])
+        cause = f"{culprit.plan().compiler} failed; the whole output is in {log}."
+        raise _unable(culprit, cause, "Mend what it names below.", error.details) from None
+    for builder, folder, plan in zip(builders, folders, plans):
+        _smoke_test(builder, folder / plan.binary_name)
+
+
+def _smoke_test(builder: OpBuilder, binary: Path) -> None:
+    """Resolve every symbol of ``binary`` in a process of its own, as a first use would."""
+    torch = builder.require_torch()
+    environ = {**os.environ, "PYTHONPATH": str(torch.root.parent)}
+    program = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
+    argv = [sys.executable, "-c", program, str(binary)]
+    done = ask(argv, timeout=300, env=environ, cwd="/")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise _unable(
+            builder,
+            "its binary was built but can't be loaded.",
+            "Check the libraries and sources it lists.",
+            lines[-1] if lines else f"exit status {done.returncode}",
+        )
+
+
+def _recording_build_py(selection: Selection, source: SourceVersion) -> type[build_py]:
+    """A ``build_py`` that leaves the install record beside the package's modules."""
+
+    class BuildPy(build_py):
+        def run(self) -> None:
+            if not self.editable_mode:
+                self._remove_leftovers()
+            super().run()
+            package = (
+                self.get_package_dir("deepspeed")
+                if self.editable_mode
+                else (os.path.join(self.build_lib, "deepspeed"))
+            )
+            Path(package, FILE_NAME).write_text(_record(selection, source), encoding="utf-8")
+
+        def _remove_leftovers(self) -> None:
+            """Drop what an earlier build with other flags left in the folder wheels are made of."""
+            outputs = self.get_finalized_command("build_ext").get_outputs()
+            current = {Path(output).absolute() for output in outputs}
+            for path in Path(self.build_lib, "deepspeed").absolute().rglob("*"):
+                if path.is_file() and path not in current:
+                    path.unlink()
+
+    return BuildPy
+
+
+def _record(selection: Selection, source: SourceVersion) -> str:
+    from .all_ops import ALL_OPS
+
+    built = {builder.name for builder in selection.enabled}
+    torch = selection.enabled[0].require_torch() if selection.enabled else None
+    return InstallRecord(
+        source=source,
+        torch_info=describe_torch(torch),
+        installed_ops={name: name in built for name in ALL_OPS},
+        compatible_ops={name: check(builder).ok for name, builder in ALL_OPS.items()},
+        skipped_ops=selection.skipped,
+        op_architectures={name: [] for name in built},
+        build_flags=environment.build_flags_in_force(),
+    ).to_python()
