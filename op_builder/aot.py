@@ -90,7 +90,7 @@ def select(builders: Iterable[OpBuilder]) -> Selection:
 
 
 def _compilable(builder: OpBuilder) -> Compatibility:
-    """Whether ``builder``'s op can be compiled here; one that is cached or prebuilt is not enough."""
+    """Whether the op can be compiled here; that it is cached or prebuilt is not enough."""
     try:
         builder.require_toolchain()
     except OpBuilderError as error:

@@ -45,7 +45,9 @@ def _path(path: Path | str) -> str:
     return re.sub(r"([$ :])", r"$\1", str(path))
 
 
-def _edge(rule: str, output: Path, inputs: Sequence[Path], argv: Sequence[str], name: str) -> str:
+def _edge(
+    rule: str, output: Path, inputs: Sequence[Path], argv: Sequence[object], name: str
+) -> str:
     # ninja expands "$" in values, and hands the rest to a shell.
     command = shlex.join(map(str, argv)).replace("$", "$$")
     return (
@@ -55,43 +57,26 @@ def _edge(rule: str, output: Path, inputs: Sequence[Path], argv: Sequence[str], 
     )
 
 
-def _object_name(source: Path, position: int) -> str:
-    return f"{position}-{source.stem}.o"
-
-
 def _plan_edges(plan: BuildPlan, folder: Path) -> Iterable[str]:
     """One compile edge a source, and the link edge."""
     compiler = plan.require_compiler().command
-    includes = [word for path in plan.include_dirs for word in ("-I", str(path))]
+    folders = sorted({*plan.include_dirs, *(source.parent for source in plan.sources)})
+    # Messages name files by project folder: a binary says nothing of the machine that built it.
+    options = [
+        *plan.flags,
+        *(word for path in plan.include_dirs for word in ("-I", str(path))),
+        *plan.environment_flags,
+        *(f"-ffile-prefix-map={path}={path.name}" for path in folders),
+    ]
     objects = []
     for position, source in enumerate(plan.sources):
-        output = folder / _object_name(source, position)
+        output = folder / f"{position}-{source.stem}.o"
         objects.append(output)
-        argv = [
-            *compiler,
-            "-MMD",
-            "-MF",
-            f"{output}.d",
-            *plan.flags,
-            *includes,
-            *plan.environment_flags,
-            f"-ffile-prefix-map={source.parent}=.",
-            "-c",
-            str(source),
-            "-o",
-            str(output),
-        ]
+        argv = [*compiler, "-MMD", "-MF", f"{output}.d", *options, "-c", source, "-o", output]
         yield _edge("compile", output, [source], argv, f"{plan.op}: {source.name}")
     binary = folder / plan.binary_name
-    argv = [
-        *compiler,
-        "-shared",
-        *map(str, objects),
-        "-o",
-        str(binary),
-        *plan.environment_link_flags,
-        *plan.link_flags,
-    ]
+    link_options = [*plan.environment_link_flags, *plan.link_flags]
+    argv = [*compiler, "-shared", *objects, "-o", binary, *link_options]
     yield _edge("link", binary, objects, argv, plan.op)
 
 

@@ -137,7 +137,7 @@ def _stable_parts(declared: OpDeclaration, torch: TorchInstall):
     floor = ".".join(map(str, STABLE_ABI_FLOOR))
     return (
         _STABLE,
-        ("-isystem", str(torch.include_dir)),
+        ("-isystem", str(torch.include_dir), f"-ffile-prefix-map={torch.include_dir}=torch"),
         ("-Wl,--as-needed", "-ltorch_cpu"),
         (f"-L{torch.library_dir}",),
         (f"torch>={floor} stable ABI",),
