@@ -163,8 +163,9 @@ class OpBuilder(ABC):
         """The op as a setuptools extension; ``aot.BuildOps`` compiles it from :meth:`plan`."""
         import setuptools
 
+        # Without sources: setuptools refuses absolute ones, and the plan has them.
         extension = setuptools.Extension(
-            self.absolute_name(), self.sources(), py_limited_api=bool(self.functions)
+            self.absolute_name(), sources=[], py_limited_api=bool(self.functions)
         )
         extension.op = self
         return extension
