@@ -66,18 +66,18 @@ class CPUOptimizer(Optimizer):
         """Update dense, contiguous tensors in place; ``states`` holds a list per state name."""
         raise NotImplementedError
 
-    def _sparse_step(
-        self, group: dict[str, Any], step: int, param: Tensor, grad: Tensor, state: dict[str, Any]
-    ) -> None:
-        """Update the rows a sparse gradient touches."""
+    def _check_sparse(self, group: dict[str, Any]) -> None:
+        """Raise RuntimeError if parameters of ``group`` can't have sparse gradients."""
         raise RuntimeError(
             f"{type(self).__name__} does not support sparse gradients; use "
             f"torch.optim.SparseAdam, or sparse=False in the embedding"
         )
 
-    def _check_sparse(self, group: dict[str, Any]) -> None:
-        """Raise if parameters of ``group`` can't have sparse gradients."""
-        self._sparse_step(group, 0, None, None, {})
+    def _sparse_step(
+        self, group: dict[str, Any], step: int, param: Tensor, grad: Tensor, *states: Tensor
+    ) -> None:
+        """Update the rows a sparse gradient touches."""
+        raise NotImplementedError
 
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raise ValueError or RuntimeError for hyperparameters that can't be used."""
@@ -124,71 +124,80 @@ class CPUOptimizer(Optimizer):
             return closure()
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        # One batch per step count. Counts are stored only after the update: if a check fails,
-        # nothing has changed.
-        batches: dict[int, tuple[list[Tensor], list[Tensor], list[dict[str, Any]]]] = {}
-        sparse = []
+        # Thousands of small parameters are common; what this does per parameter is a good part of
+        # such a step. So nothing is checked here that the native op checks anyway.
+        params = [param for param in group["params"] if param.grad is not None]
         all_states = self.state
-        strided = torch.strided
-        for param in group["params"]:
-            grad = param.grad
-            if grad is None:
-                continue
-            state = all_states[param]
-            if not state or not param.is_cpu:
-                self._prepare_state(param, state)
-            if grad.layout is not strided:
-                sparse.append((param, grad, state))
-                continue
-            step = state["step"] + 1
-            batch = batches.get(step)
-            if batch is None:
-                batch = batches[step] = ([], [], [])
-            params, grads, states = batch
-            params.append(param)
-            grads.append(grad)
-            states.append(state)
-        if sparse:
-            self._check_sparse(group)
-        for step, (params, grads, states) in batches.items():
-            self._update(group, step, params, grads, states)
-        for param, grad, state in sparse:
-            self._sparse_step(group, state["step"] + 1, param, grad, state)
-            state["step"] += 1
+        states = [all_states[param] for param in params]
+        if not all(states):
+            for param, state in zip(params, states):
+                if not state:
+                    self._prepare_state(param, state)
+        counts = {state["step"] for state in states}
+        if len(counts) == 1:
+            return self._update(group, counts.pop() + 1, params, states)
+        # Chosen before any is updated: an update moves parameters on to the next count.
+        batches = {count: ([], []) for count in counts}
+        for param, state in zip(params, states):
+            batch_params, batch_states = batches[state["step"]]
+            batch_params.append(param)
+            batch_states.append(state)
+        for count, batch in batches.items():
+            self._update(group, count + 1, *batch)
 
     def _update(
         self,
         group: dict[str, Any],
         step: int,
         params: list[Tensor],
-        grads: list[Tensor],
         states: list[dict[str, Any]],
     ) -> None:
+        grads = [param.grad for param in params]
         tensors = [[state[name] for state in states] for name in self._STATES]
-        self._native_step_any_strides(group, step, params, grads, tensors)
+        try:
+            self._native_step(group, step, params, grads, tensors)
+        except RuntimeError:
+            # The op checks everything before it writes anything. What it refused may be a matter
+            # of copying, or deserve a better error.
+            if not self._update_irregular(group, step, params, grads, tensors):
+                raise
+        # The native op writes behind autograd's back; a graph that saved a parameter must notice.
+        torch.autograd.graph.increment_version(params)
+        # Counts follow the update, so that a refused step counts for nothing.
         for state in states:
             state["step"] = step
 
-    def _native_step_any_strides(
+    def _update_irregular(
         self,
         group: dict[str, Any],
         step: int,
         params: list[Tensor],
         grads: list[Tensor],
         states: list[list[Tensor]],
-    ) -> None:
-        written = [params, *states]
-        dense = [_contiguous(tensors) for tensors in written]
-        self._native_step(group, step, dense[0], _contiguous(grads), dense[1:])
-        for originals, copies in zip(written, dense):
-            if copies is not originals:
-                for original, copy in zip(originals, copies):
-                    if copy is not original:
-                        original.copy_(copy)
-        # The native op writes behind autograd's back; a graph that saved a parameter must notice.
-        torch.autograd.graph.increment_version(params)
+    ) -> bool:
+        """Update parameters some of which have strides or sparse gradients; False if none has."""
+        for param in params:
+            self._check_param(param)
+        rows = list(zip(params, grads, *states))
+        sparse = [row for row in rows if row[1].layout is not torch.strided]
+        dense = [row for row in rows if row[1].layout is torch.strided]
+        if not sparse and all(tensor.is_contiguous() for row in dense for tensor in row):
+            return False
+        if sparse:
+            self._check_sparse(group)
+        copies = [[tensor.contiguous() for tensor in row] for row in dense]
+        if copies:
+            columns = [list(column) for column in zip(*copies)]
+            self._native_step(group, step, columns[0], columns[1], columns[2:])
+        for originals, row in zip(dense, copies):
+            for place, (original, copy) in enumerate(zip(originals, row)):
+                if place != 1 and copy is not original:
+                    original.copy_(copy)
+        for row in sparse:
+            self._sparse_step(group, step, *row)
+        return True
 
-    def _prepare_state(self, param: Tensor, state: dict[str, Any]) -> None:
+    def _check_param(self, param: Tensor) -> None:
         if not param.is_cpu:
             raise AssertionError(
                 f"{type(self).__name__} updates CPU tensors, but a parameter is on "
@@ -199,6 +208,9 @@ class CPUOptimizer(Optimizer):
                 f"{type(self).__name__} can't update a parameter of dtype {param.dtype}; convert "
                 f"it to float32, float16 or bfloat16"
             )
+
+    def _prepare_state(self, param: Tensor, state: dict[str, Any]) -> None:
+        self._check_param(param)
         state["step"] = 0
         for name in self._STATES:
             state[name] = torch.zeros(param.shape, dtype=self._state_dtype(param))
@@ -296,10 +308,3 @@ class CPUOptimizer(Optimizer):
         # Not __del__, which would also run, and fail, after a failed load. When the process ends
         # the native side ends with it.
         weakref.finalize(self, destroy, self.opt_id).atexit = False
-
-
-def _contiguous(tensors: list[Tensor]) -> list[Tensor]:
-    """``tensors`` itself if all are contiguous, which is the usual and must be the fast case."""
-    if all(map(Tensor.is_contiguous, tensors)):
-        return tensors
-    return [tensor.contiguous() for tensor in tensors]

@@ -1,0 +1,5 @@
+"""Adagrad optimizers."""
+
+from .cpu_adagrad import DeepSpeedCPUAdagrad
+
+__all__ = ["DeepSpeedCPUAdagrad"]

@@ -1,0 +1,5 @@
+"""Adam optimizers."""
+
+from .cpu_adam import DeepSpeedCPUAdam
+
+__all__ = ["DeepSpeedCPUAdam"]

@@ -1,0 +1,5 @@
+"""Lion optimizers."""
+
+from .cpu_lion import DeepSpeedCPULion
+
+__all__ = ["DeepSpeedCPULion"]
