@@ -24,7 +24,7 @@
 namespace deepspeed {
 namespace registration {
 
-// Consumes the schema's spelling of a type; `unsupported` types have no spelling.
+// Reads a schema from left to right.
 class SchemaReader {
  public:
   constexpr explicit SchemaReader(std::string_view schema) : text_(schema) {
@@ -47,11 +47,14 @@ class SchemaReader {
     if (at_ < text_.size() && text_[at_] == '(') skip_past(')');
   }
 
-  // From behind a parameter's type to behind its comma, or to the closing parenthesis.
-  constexpr void skip_name() {
+  // From behind a parameter's type, where a space must follow (or else the type goes on, as in
+  // Tensor[]), to behind its comma, or to the closing parenthesis.
+  constexpr bool take_name() {
+    if (at_ >= text_.size() || text_[at_] != ' ') return false;
     while (at_ < text_.size() && text_[at_] != ',' && text_[at_] != ')') ++at_;
     take(",");
     take("*,");
+    return true;
   }
 
   constexpr bool at_end() {
@@ -69,6 +72,7 @@ class SchemaReader {
   size_t at_ = 0;
 };
 
+// How T is spelled in a schema. Types without a specialization are not passed faithfully.
 template <class T>
 struct SchemaType {
   static constexpr bool kPassedFaithfully = false;
@@ -136,9 +140,7 @@ using Plain = std::remove_cv_t<std::remove_reference_t<T>>;
 
 template <class T>
 constexpr bool read_parameter(SchemaReader& reader) {
-  if (!SchemaType<Plain<T>>::read(reader)) return false;
-  reader.skip_name();
-  return true;
+  return SchemaType<Plain<T>>::read(reader) && reader.take_name();
 }
 
 template <class R>
