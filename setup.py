@@ -8,9 +8,8 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # an isolated build starts without the project's folder on it
 
-from op_builder import OpBuilderError, aot  # noqa: E402
+from op_builder import OpBuilderError, aot, target_env  # noqa: E402
 from op_builder.all_ops import BUILDERS  # noqa: E402
-from op_builder.torch_install import find_torch  # noqa: E402
 from op_builder.version import source_version  # noqa: E402
 
 EXTRAS = {
@@ -35,7 +34,7 @@ def read_requirements(name: str) -> list[str]:
 
 def cupy_requirements() -> list[str]:
     """The cupy wheel that matches the CUDA of the torch that is there; none without one."""
-    torch = find_torch()
+    torch = target_env.find_target_torch()
     return [f"cupy-cuda{torch.cuda.split('.')[0]}x"] if torch and torch.cuda else []
 
 

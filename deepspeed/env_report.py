@@ -65,7 +65,8 @@ def op_status(name: str, builder: OpBuilder) -> OpStatus:
 
 
 def _use_color() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return wanted and sys.stdout.isatty()
 
 
 def _mark(text: str) -> str:
@@ -82,22 +83,35 @@ def _dots(text: str, width: int) -> str:
     return f"{text} ".ljust(width - 1, ".") + " "
 
 
-def _print_wrapped(text: str) -> None:
+def _print_wrapped(text: str, indent: str = "    ") -> None:
     for line in text.splitlines():
         _print(
             textwrap.fill(
                 line,
                 _WIDTH,
-                initial_indent="    ",
-                subsequent_indent="    ",
+                initial_indent=indent,
+                subsequent_indent=indent,
                 break_long_words=False,
                 break_on_hyphens=False,
             )
         )
 
 
+def _notes(rows: Sequence[OpStatus]) -> dict[str, list[str]]:
+    """Reason → the ops it holds for: what stops all of them is said once."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.not_installed_because and row.not_installed_because != row.reason:
+            notes.setdefault(f"not installed: {row.not_installed_because}", []).append(row.name)
+        if not row.compatible:
+            notes.setdefault(f"not compatible: {row.reason}", []).append(row.name)
+    for module, reason in IMPORT_FAILURES.items():
+        notes.setdefault(f"could not be imported: {reason}", []).append(module)
+    return notes
+
+
 def print_ops(rows: Sequence[OpStatus], hide_errors: bool) -> None:
-    """The op table, a reason below each NO."""
+    """The op table, and below it the reason of each NO."""
     ninja = environment_facts.ninja_status()
     _print(_RULE)
     _print("DeepSpeed C++/CUDA op report")
@@ -116,15 +130,12 @@ def print_ops(rows: Sequence[OpStatus], hide_errors: bool) -> None:
         compatible = "[OKAY]" if row.compatible else "[NO]"
         gap = " " + "." * (10 - len(installed)) + " "
         _print(_dots(row.name, 24) + _mark(installed) + gap + _mark(compatible))
-        if hide_errors:
-            continue
-        if row.not_installed_because and row.not_installed_because != row.reason:
-            _print_wrapped(f"not installed: {row.not_installed_because}")
-        if not row.compatible:
-            _print_wrapped(f"not compatible: {row.reason}")
-    if not hide_errors:
-        for module, reason in IMPORT_FAILURES.items():
-            _print_wrapped(f"{module} could not be imported: {reason}")
+    notes = {} if hide_errors else _notes(rows)
+    if notes:
+        _print(_RULE)
+    for reason, names in notes.items():
+        _print_wrapped(", ".join(names), indent="")
+        _print_wrapped(reason)
     _print(_RULE)
 
 

@@ -47,7 +47,7 @@ def _compiler() -> str:
     try:
         compiler = toolchain.find_compiler()
     except OpBuilderError as error:
-        return f"none. {error}"
+        return f"none: {error.cause}"
     version = _ask([*compiler.command, "--version"]).partition("\n")[0]
     return f"{compiler} ({version})" if version else f"{compiler} (prints no version)"
 
@@ -73,7 +73,12 @@ def _compiled_with() -> str:
     if not any(git_version_info.installed_ops.values()):
         return "no prebuilt ops"
     info = git_version_info.torch_info
-    return f"torch {info['version']}, cuda {info['cuda_version']}, hip {info['hip_version']}"
+    cuda, hip = (_or_none(info[key]) for key in ("cuda_version", "hip_version"))
+    return f"torch {info['version']}, cuda {cuda}, hip {hip}"
+
+
+def _or_none(version: object) -> object:
+    return "none" if version == "0.0" else version
 
 
 def ninja_status() -> str:

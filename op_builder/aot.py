@@ -6,6 +6,7 @@ Commands that only ask for metadata compile nothing, need no torch, and never fa
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -19,9 +20,10 @@ from setuptools.command.build_py import build_py
 from . import environment, ninja_build, target_env, toolchain
 from .builder import OpBuilder
 from .compatibility import Compatibility, check
-from .errors import BuildError, OpBuilderError, ToolchainError
+from .errors import BuildError, ConfigurationError, OpBuilderError, ToolchainError
 from .install_record import FILE_NAME, InstallRecord, describe_torch
 from .jobs import compile_jobs
+from .layout import prebuilt_candidates
 from .process import ask
 from .version import SourceVersion
 
@@ -39,6 +41,14 @@ _BUILD_COMMANDS = frozenset(
 )
 
 _NO_SWITCHES = frozenset({"DS_BUILD_STRING", "DS_BUILD_JOBS"})
+
+# Says which binary comes next, so that the last line names the one that stopped it.
+_SMOKE_TEST = """\
+import ctypes, sys, torch
+for binary in sys.argv[1:]:
+    print(binary, flush=True)
+    ctypes.CDLL(binary)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ def select(builders: Iterable[OpBuilder]) -> Selection:
         OpBuilderError: an op asked for by its own flag can't be built.
     """
     builders = list(builders)
+    _require_known_flags(builders)
     asked = {builder.name: environment.switch(builder.BUILD_VAR) for builder in builders}
     all_of_them = environment.build_everything()
     if all_of_them or any(asked.values()):
@@ -89,6 +100,22 @@ def select(builders: Iterable[OpBuilder]) -> Selection:
     return Selection(tuple(enabled), skipped)
 
 
+def _flags_switched_on() -> list[str]:
+    flags = [name for name in sorted(os.environ) if name.startswith("DS_BUILD_")]
+    return [name for name in flags if name not in _NO_SWITCHES and environment.switch(name)]
+
+
+def _require_known_flags(builders: Sequence[OpBuilder]) -> None:
+    """Nobody may believe that an op was built which does not exist here."""
+    known = ["DS_BUILD_OPS", *(builder.BUILD_VAR for builder in builders)]
+    unknown = [name for name in _flags_switched_on() if name not in known]
+    if unknown:
+        raise ConfigurationError(
+            f"{unknown[0]}={os.environ[unknown[0]]} asks for an op this version does not have.",
+            f"Run `unset {unknown[0]}`; the flags there are: {', '.join(known)}.",
+        )
+
+
 def _compilable(builder: OpBuilder) -> Compatibility:
     """Whether the op can be compiled here; that it is cached or prebuilt is not enough."""
     try:
@@ -101,11 +128,11 @@ def _compilable(builder: OpBuilder) -> Compatibility:
 def build_requirements(argv: Sequence[str]) -> list[str]:
     """What an isolated build has to install first: ninja, if ops are asked for and none is here.
 
-    pip asks for this in the same breath as metadata; a direct ``setup.py`` command never does.
+    Only a frontend such as pip asks, in the same breath as for metadata. setuptools would answer a
+    direct ``setup.py egg_info`` by downloading it.
     """
-    flags = [name for name in os.environ if name.startswith("DS_BUILD_")]
-    asked = any(environment.switch(name) for name in flags if name not in _NO_SWITCHES)
-    if compiles(argv) or not asked:
+    asked_by_frontend = "setuptools.build_meta" in sys.modules and not compiles(argv)
+    if not asked_by_frontend or not _flags_switched_on():
         return []
     target_env.make_importable()
     try:
@@ -126,15 +153,24 @@ def setup_arguments(
     argv: Sequence[str], builders: Iterable[OpBuilder], source: SourceVersion
 ) -> dict[str, object]:
     """The arguments of ``setuptools.setup`` that have to do with ops."""
+    builders = list(builders)
+    _accept_every_character()
     selection = select(builders) if compiles(argv) else Selection()
+    build_py_class = _recording_build_py(builders, selection, source)
     arguments: dict[str, object] = {
         "ext_modules": [builder.builder() for builder in selection.enabled],
-        "cmdclass": {"build_ext": BuildOps, "build_py": _recording_build_py(selection, source)},
+        "cmdclass": {"build_ext": BuildOps, "build_py": build_py_class},
     }
     if selection.enabled:
         # Stable ops fit every Python from 3.10 on.
         arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
     return arguments
+
+
+def _accept_every_character() -> None:
+    """Let a log in ASCII get substitutes for the quotes of a compiler rather than no build."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class BuildOps(build_ext):
@@ -145,6 +181,7 @@ class BuildOps(build_ext):
             return
         import filelock
 
+        _accept_every_character()  # setuptools has undone it
         temporary = Path(self.build_temp).absolute()
         temporary.mkdir(parents=True, exist_ok=True)
         # Two builds of one checkout share this folder; objects of the first serve the second.
@@ -191,41 +228,49 @@ def _compile(builders: Sequence[OpBuilder], temporary: Path, jobs: int) -> None:
         culprit = next((b for b in builders if b.name in failed), builders[0])
         cause = f"{culprit.plan().compiler} failed; the whole output is in {log}."
         raise _unable(culprit, cause, "Mend what it names below.", error.details) from None
-    for builder, folder, plan in zip(builders, folders, plans):
-        _smoke_test(builder, folder / plan.binary_name)
+    _smoke_test(builders, [f / plan.binary_name for f, plan in zip(folders, plans)])
 
 
-def _smoke_test(builder: OpBuilder, binary: Path) -> None:
-    """Resolve every symbol of ``binary`` in a process of its own, as a first use would."""
-    torch = builder.require_torch()
+def _smoke_test(builders: Sequence[OpBuilder], binaries: Sequence[Path]) -> None:
+    """Resolve every symbol of the binaries in a process of its own, as a first use would."""
+    torch = builders[0].require_torch()
     environ = {**os.environ, "PYTHONPATH": str(torch.root.parent)}
-    program = "import ctypes, sys, torch; ctypes.CDLL(sys.argv[1])"
-    argv = [sys.executable, "-c", program, str(binary)]
+    argv = [sys.executable, "-c", _SMOKE_TEST, *map(str, binaries)]
     done = ask(argv, timeout=300, env=environ, cwd="/")
     if done.returncode:
         lines = done.stderr.strip().splitlines()
+        begun = done.stdout.splitlines()
         raise _unable(
-            builder,
+            builders[max(len(begun) - 1, 0)],
             "its binary was built but can't be loaded.",
             "Check the libraries and sources it lists.",
             lines[-1] if lines else f"exit status {done.returncode}",
         )
 
 
-def _recording_build_py(selection: Selection, source: SourceVersion) -> type[build_py]:
+def _recording_build_py(
+    builders: Sequence[OpBuilder], selection: Selection, source: SourceVersion
+) -> type[build_py]:
     """A ``build_py`` that leaves the install record beside the package's modules."""
 
     class BuildPy(build_py):
         def run(self) -> None:
-            if not self.editable_mode:
+            if self.editable_mode:
+                self._remove_unasked()
+                package = Path(self.get_package_dir("deepspeed"))
+            else:
                 self._remove_leftovers()
+                package = Path(self.build_lib, "deepspeed")
             super().run()
-            package = (
-                self.get_package_dir("deepspeed")
-                if self.editable_mode
-                else (os.path.join(self.build_lib, "deepspeed"))
-            )
-            Path(package, FILE_NAME).write_text(_record(selection, source), encoding="utf-8")
+            record = _record(builders, selection, source)
+            (package / FILE_NAME).write_text(record, encoding="utf-8")
+
+        def _remove_unasked(self) -> None:
+            """Drop binaries that an earlier editable install left in the checkout."""
+            for builder in builders:
+                if builder not in selection.enabled:
+                    for path in prebuilt_candidates(builder.absolute_name()):
+                        path.unlink()
 
         def _remove_leftovers(self) -> None:
             """Drop what an earlier build with other flags left in the folder wheels are made of."""
@@ -238,17 +283,16 @@ def _recording_build_py(selection: Selection, source: SourceVersion) -> type[bui
     return BuildPy
 
 
-def _record(selection: Selection, source: SourceVersion) -> str:
-    from .all_ops import ALL_OPS
-
-    built = {builder.name for builder in selection.enabled}
+def _record(builders: Sequence[OpBuilder], selection: Selection, source: SourceVersion) -> str:
+    # What is compatible is a question about the environment being installed into.
+    target_env.make_importable()
     torch = selection.enabled[0].require_torch() if selection.enabled else None
     return InstallRecord(
         source=source,
         torch_info=describe_torch(torch),
-        installed_ops={name: name in built for name in ALL_OPS},
-        compatible_ops={name: check(builder).ok for name, builder in ALL_OPS.items()},
+        installed_ops={builder.name: builder in selection.enabled for builder in builders},
+        compatible_ops={builder.name: check(builder).ok for builder in builders},
         skipped_ops=selection.skipped,
-        op_architectures={name: [] for name in built},
+        op_architectures={builder.name: [] for builder in selection.enabled},
         build_flags=environment.build_flags_in_force(),
     ).to_python()

@@ -10,34 +10,52 @@ import json
 import os
 import shlex
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from .environment import build_flags_in_force
 from .errors import ToolchainError
 from .process import ask
-from .torch_install import TorchInstall, find_torch
+from .torch_install import TorchInstall, find_torch, read_torch
+
+#: What pip sets to hide the environment from an isolated build.
+_HIDING = frozenset({"PYTHONPATH", "PYTHONNOUSERSITE"})
 
 
-def _real_path_of_interpreter() -> list[str]:
-    """``sys.path`` of this interpreter as its user has it, without an isolated build's."""
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+def _interpreters() -> list[str]:
+    """Those of the environment being installed into: pip's is ours, else the activated one."""
+    root = os.environ.get("VIRTUAL_ENV")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    if not root or not Path(root, "lib", version).is_dir():
+        return [sys.executable]
+    return [sys.executable, str(Path(root, "bin", "python"))]
+
+
+def _path_of(interpreter: str) -> list[str]:
+    """``sys.path`` of ``interpreter`` as its user has it, without an isolated build's."""
+    environ = {k: v for k, v in os.environ.items() if k not in _HIDING}
     program = "import json, sys; print(json.dumps(sys.path))"
-    done = ask([sys.executable, "-c", program], timeout=30, env=environ, cwd="/")
+    done = ask([interpreter, "-c", program], timeout=30, env=environ, cwd="/")
     return json.loads(done.stdout) if done.returncode == 0 else []
 
 
-def _virtual_env_path() -> list[str]:
-    root = os.environ.get("VIRTUAL_ENV")
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return [str(Path(root, "lib", version, "site-packages"))] if root else []
+def _target_path() -> list[str]:
+    return [path for interpreter in _interpreters() for path in _path_of(interpreter) if path]
 
 
 def make_importable() -> None:
     """Let this build import what the environment being installed into holds."""
-    for folder in (*_real_path_of_interpreter(), *_virtual_env_path()):
-        if folder and folder not in sys.path:
-            # Appended: what the build environment brings itself keeps its precedence.
-            sys.path.append(folder)
+    # Appended: what the build environment brings itself keeps its precedence.
+    sys.path += [folder for folder in _target_path() if folder not in sys.path]
+
+
+def find_target_torch() -> TorchInstall | None:
+    """The torch of the environment being installed into, if there is one; imports nothing."""
+    torch = find_torch()
+    if torch is None:
+        spec = PathFinder.find_spec("torch", _target_path())
+        torch = read_torch(Path(spec.origin).parent) if spec and spec.origin else None
+    return torch
 
 
 def require_torch() -> TorchInstall:
@@ -52,9 +70,11 @@ def require_torch() -> TorchInstall:
     if torch is not None:
         return torch
     flags = " ".join(f"{k}={shlex.quote(v)}" for k, v in build_flags_in_force().items())
+    pip = "uv pip" if "UV" in os.environ else "pip"  # uv tells its builds where it lies
     raise ToolchainError(
         "Pre-compiling ops needs torch, and none is installed in the environment being installed "
         "into (an isolated build of uv or of `python -m build` hides it).",
-        f"Run `pip install 'torch>=2.10' ninja packaging filelock setuptools`, then `{flags} pip "
-        f"install --no-build-isolation .`, or unset the DS_BUILD_* flags to build on first use.",
+        f"Run `{pip} install 'torch>=2.10' ninja packaging filelock 'setuptools>=77'`, then "
+        f"`{flags} {pip} install --no-build-isolation .`, or unset the DS_BUILD_* flags to build "
+        f"on first use.",
     )

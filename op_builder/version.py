@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import environment
 from .errors import ConfigurationError
 from .process import ask
+
+#: Set while git runs a hook; they would make it answer about the hook's repository.
+_POINTS_ELSEWHERE = frozenset({"GIT_DIR", "GIT_WORK_TREE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +27,16 @@ def _git(root: Path, *arguments: str) -> str:
     """What git answers about ``root``; empty if it can't be asked."""
     # A checkout owned by somebody else (a bind mount in a container) is still this project.
     argv = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
-    done = ask(argv, timeout=10)
+    environ = {k: v for k, v in os.environ.items() if k not in _POINTS_ELSEWHERE}
+    done = ask(argv, timeout=10, env=environ)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _commit(root: Path) -> tuple[str, str]:
     """(short hash, branch) of the checkout ``root``; empty where ``root`` is not its top folder,
     so that a source archive unpacked inside another project doesn't take that one's commit."""
-    if not _git(root, "rev-parse", "--show-toplevel"):
-        return "", ""
-    if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() != root.resolve():
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if not top or Path(top).resolve() != root.resolve():
         return "", ""
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
     return _git(root, "rev-parse", "--short", "HEAD"), branch
@@ -41,20 +45,24 @@ def _commit(root: Path) -> tuple[str, str]:
 def join_version(base: str, build_string: str) -> str:
     """``base`` with ``build_string`` appended, in PEP 440's normal form.
 
-    A string that is no suffix as it stands becomes a local version: ``cu130`` → ``+cu130``.
+    A string that is no suffix as it stands becomes a local version: ``cu130`` → ``+cu130``. So
+    does one that would continue ``base``'s last number: ``2`` → ``+2``.
 
     Raises:
         ConfigurationError: no valid version comes of it.
     """
     from packaging.version import InvalidVersion, Version
 
-    for candidate in (base + build_string, f"{base}+{build_string}"):
+    as_local = f"{base}+{build_string}"
+    continues = build_string[:1].isdigit()
+    for candidate in (as_local,) if continues else (base + build_string, as_local):
         try:
             return str(Version(candidate))
         except InvalidVersion:
             continue
     raise ConfigurationError(
-        f"DS_BUILD_STRING={build_string!r} makes no valid version after {base!r} (PEP 440).",
+        f"{build_string!r} (DS_BUILD_STRING, else build.txt) makes no valid version after "
+        f"{base!r} (PEP 440).",
         "Use a suffix such as `+cu130` or `.dev1`: `export DS_BUILD_STRING=+cu130`.",
     )
 
