@@ -17,12 +17,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import cache, environment
 from .errors import BuildError, CacheError, LoadError, ToolchainError
 from .fingerprint import Fingerprint, fingerprint
 from .jobs import compile_jobs
 from .plan import BuildPlan
+
+if TYPE_CHECKING:
+    import filelock
 
 _POLL_SECONDS = 0.05
 _SAY_AFTER_SECONDS = 5.0
@@ -84,8 +88,7 @@ def _lock(op: str, folder: Path, key: str) -> Iterator[None]:
     """Hold the lock of ``key``, unless it gets published while waiting for it."""
     import filelock
 
-    # A fresh object each time: threads of one process exclude each other like processes do.
-    lock = filelock.FileLock(str(folder / f"{key}.lock"), thread_local=False)
+    lock = _kernel_lock(folder / f"{key}.lock")
     owner = folder / f"{key}.owner"
     started, told = time.monotonic(), False
     while not lock.is_locked and cache.find(op, key) is None:
@@ -105,6 +108,20 @@ def _lock(op: str, folder: Path, key: str) -> Iterator[None]:
         if lock.is_locked:
             owner.unlink(missing_ok=True)
             lock.release()
+
+
+def _kernel_lock(path: Path) -> filelock.FileLock:
+    """A lock the kernel drops when its holder dies.
+
+    A fresh object each time: threads of one process exclude each other like processes do.
+    """
+    import filelock
+
+    try:
+        # Where the kernel can't lock, go without rather than by a file that outlives its owner.
+        return filelock.FileLock(str(path), thread_local=False, fallback_to_soft=False)
+    except TypeError:  # a release without that fallback
+        return filelock.FileLock(str(path), thread_local=False)
 
 
 def _write_owner(path: Path) -> None:

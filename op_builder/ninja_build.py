@@ -91,7 +91,7 @@ def write_ninja_file(plans: Sequence[BuildPlan], folders: Sequence[Path], path: 
 def first_diagnostics(output: str) -> str:
     """The first lines of ``output`` in which a compiler or linker says what is wrong."""
     lines = [line for line in output.splitlines() if not line.startswith("FAILED:")]
-    telling = [line for line in lines if _DIAGNOSTIC.search(line)]
+    telling = list(dict.fromkeys(line for line in lines if _DIAGNOSTIC.search(line)))
     return "\n".join((telling or lines[-_SHOWN_DIAGNOSTICS:])[:_SHOWN_DIAGNOSTICS])
 
 

@@ -20,16 +20,16 @@ from pathlib import Path
 from . import environment
 from .errors import ConfigurationError, ToolchainError
 from .layout import locate
-from .toolchain import Tool, find_compiler
+from .toolchain import Tool, find_compiler, linker_options
 from .torch_install import STABLE_ABI_FLOOR, TorchInstall
 
 _CXX_SUFFIXES = (".cpp", ".cc", ".cxx", ".c")
 
 _TARGET_VERSION = f"0x{STABLE_ABI_FLOOR[0]:02x}{STABLE_ABI_FLOOR[1]:02x}000000000000"
 
-# -fno-gnu-unique: a unique symbol would bind two copies of an op in one process together.
-# NDEBUG is not defined and nothing depends on assert(): checks throw.
-_COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-gnu-unique")
+_COMMON = ("-fPIC", "-fvisibility=hidden")
+# A unique symbol would bind two copies of an op in one process together. clang makes none.
+_GCC_ONLY = ("-fno-gnu-unique",)
 _STABLE = (f"-DTORCH_TARGET_VERSION={_TARGET_VERSION}", "-DPy_LIMITED_API=0x030a0000")
 
 
@@ -107,6 +107,9 @@ def _find_compiler() -> Tool | ToolchainError:
 
 def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
     """The plan for ``declared``, compiled against ``torch``."""
+    compiler = _find_compiler()
+    is_clang = isinstance(compiler, Tool) and compiler.is_clang
+    common = _COMMON if is_clang else (*_COMMON, *_GCC_ONLY)
     kind = _stable_parts if declared.stable else _classic_parts
     flags, environment_flags, link_flags, environment_link_flags, abi = kind(declared, torch)
     return BuildPlan(
@@ -115,7 +118,7 @@ def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
         sources=tuple(_locate_source(source, declared.name) for source in declared.sources),
         include_dirs=tuple(locate(path) for path in declared.include_paths),
         # The user's flags stand last: the last of two contradicting flags wins.
-        flags=(*_COMMON, *flags, *declared.cxx_args, *_user_flags()),
+        flags=(*common, *flags, *declared.cxx_args, *_user_flags()),
         link_flags=(
             *link_flags,
             *declared.extra_ldflags,
@@ -123,9 +126,9 @@ def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
             *(f"-l{library}" for library in declared.libraries),
         ),
         environment_flags=environment_flags,
-        environment_link_flags=environment_link_flags,
+        environment_link_flags=(*linker_options(), *environment_link_flags),
         abi=("linux", platform.machine(), *abi),
-        compiler=_find_compiler(),
+        compiler=compiler,
     )
 
 
@@ -137,11 +140,18 @@ def _stable_parts(declared: OpDeclaration, torch: TorchInstall):
     floor = ".".join(map(str, STABLE_ABI_FLOOR))
     return (
         _STABLE,
-        ("-isystem", str(torch.include_dir), f"-ffile-prefix-map={torch.include_dir}=torch"),
+        ("-isystem", str(torch.include_dir), *_without_path(torch.include_dir)),
         ("-Wl,--as-needed", "-ltorch_cpu"),
         (f"-L{torch.library_dir}",),
         (f"torch>={floor} stable ABI",),
     )
+
+
+def _without_path(include_dir: Path) -> tuple[str, ...]:
+    """What keeps the folder's path out of a binary. gcc names headers by their resolved path where
+    that is shorter, as in an environment made of symbolic links."""
+    folders = dict.fromkeys((include_dir, include_dir.resolve()))
+    return tuple(f"-ffile-prefix-map={folder}=torch" for folder in folders)
 
 
 def _classic_parts(declared: OpDeclaration, torch: TorchInstall):

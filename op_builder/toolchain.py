@@ -28,6 +28,8 @@ _CANDIDATES = ("g++", "c++", "clang++")
 #: What turns a C compiler's name into that of the C++ compiler beside it, first match.
 _CXX_OF_CC = (("gcc", "g++"), ("clang", "clang++"), ("cc", "c++"))
 
+_FAST_LINKERS = ("lld", "gold")
+
 #: How each package manager installs a package, and the package that brings a C++ compiler.
 _INSTALL = {
     "apt-get": "apt-get install",
@@ -51,6 +53,11 @@ class Tool:
 
     command: tuple[str, ...]
     identity: tuple[str, ...]
+
+    @property
+    def is_clang(self) -> bool:
+        """Whether it is clang, judged by the resolved program's name."""
+        return any("clang" in Path(word.split(" ")[0]).name for word in self.identity)
 
     def __str__(self) -> str:
         return " ".join(self.command)
@@ -137,6 +144,17 @@ def find_ninja() -> str:
     if on_path:
         return on_path
     raise ToolchainError("ninja was not found.", "Install it: `pip install ninja`.")
+
+
+def linker_options() -> tuple[str, ...]:
+    """The option that picks a faster linker than the default, if there is one on PATH.
+
+    The default one reads all of libtorch's symbols at every link, which takes half a second.
+    """
+    for name in _FAST_LINKERS:
+        if shutil.which(f"ld.{name}"):
+            return (f"-fuse-ld={name}",)
+    return ()
 
 
 @functools.cache
