@@ -28,13 +28,18 @@ _loaded: dict[str, object] = {}
 _lock = threading.RLock()
 
 
-def _forget_lock() -> None:
-    """A child forked while another thread was loading must not wait for that thread."""
+def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+# A fork waits for a load in another thread: its child would inherit half-done imports and the
+# build's lock, and wait forever for a thread it does not have.
+os.register_at_fork(
+    before=lambda: _lock.acquire(),
+    after_in_parent=lambda: _lock.release(),
+    after_in_child=_renew_lock,
+)
 
 
 def load(builder: OpBuilder, verbose: bool = False) -> object:
