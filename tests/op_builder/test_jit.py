@@ -46,6 +46,25 @@ def counting_compiler(folder: Path) -> tuple[Path, Path]:
     return wrapper, log
 
 
+class StuckCompiler:
+    """A compiler that says it has started and then never ends by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "stuck-g++"
+        self._marker = folder / "compiling"
+        self.path.write_text(f'#!/bin/sh\necho $$ > "{self._marker}"\nexec tail -f /dev/null\n')
+        self.path.chmod(0o755)
+
+    def wait_until_it_runs(self, builder: subprocess.Popen[str]) -> int:
+        """The pid of the compiler that ``builder`` has started."""
+        while not self._marker.exists() or not self._marker.read_text().strip():
+            assert builder.poll() is None, builder.communicate()
+            os.sched_yield()
+        pid = int(self._marker.read_text())
+        self._marker.unlink()
+        return pid
+
+
 def test_first_load_builds_and_second_load_runs_no_compiler(python, cache_root, tmp_path):
     wrapper, log = counting_compiler(tmp_path)
     for _ in range(2):
@@ -97,35 +116,23 @@ def test_load_from_threads_and_after_fork(python, cache_root):
     assert done.stdout == "[2, 2, 2, 2] 0\n", done.stderr
 
 
-def test_load_after_killed_build_succeeds_without_cleaning_up(mini, cache_root, python):
-    # A compiler that stops for good in the middle of its work, so that the kill hits a build.
-    marker = cache_root.parent / "compiling"
-    stuck = cache_root.parent / "stuck-g++"
-    stuck.write_text(f'#!/bin/sh\necho $$ > "{marker}"\nexec tail -f /dev/null\n')
-    stuck.chmod(0o755)
-    process = start(mini, CXX=str(stuck))
-    while not marker.exists() or not marker.read_text().strip():
-        assert process.poll() is None
-        os.sched_yield()
-    process.send_signal(signal.SIGKILL)
+def test_load_after_killed_build_succeeds_without_cleaning_up(mini, cache_root, tmp_path):
+    stuck = StuckCompiler(tmp_path)
+    process = start(mini, CXX=str(stuck.path))
+    orphan = stuck.wait_until_it_runs(process)
+    process.kill()
     process.communicate()
-    compiler = int(marker.read_text())
+    os.kill(orphan, 0)  # The orphaned compiler is still alive: nobody may wait for it.
+    # Same inputs as the killed build, so the same lock: the next builder gets it at once.
+    again = start(mini, CXX=str(stuck.path))
     try:
-        # The orphaned compiler is still alive: nobody may wait for it.
-        os.kill(compiler, 0)
-        done = python(LOAD)
-        assert done.stdout == "2\n", done.stderr
-        # Same inputs as the killed build, so the same lock.
-        marker.unlink()
-        again = start(mini, CXX=str(stuck))
-        while not marker.exists() or not marker.read_text().strip():
-            assert again.poll() is None, again.communicate()
-            os.sched_yield()
-        again.kill()
-        again.communicate()
-        os.kill(int(marker.read_text()), signal.SIGKILL)
+        second = stuck.wait_until_it_runs(again)
+        os.kill(second, signal.SIGKILL)
+        _, error = again.communicate(timeout=60)
+        assert "Op mini failed to compile" in error
+        assert len(list((cache_root / "mini").glob(".staging-*"))) == 0
     finally:
-        os.kill(compiler, signal.SIGKILL)
+        os.kill(orphan, signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -332,18 +339,12 @@ def test_paths_with_spaces_quotes_and_other_alphabets(python, mini, tmp_path):
 
 
 def test_interrupt_ends_the_compilers_and_leaves_no_staging_folder(mini, cache_root, tmp_path):
-    marker = tmp_path / "compiling"
-    stuck = tmp_path / "stuck-g++"
-    stuck.write_text(f'#!/bin/sh\necho $$ > "{marker}"\nexec tail -f /dev/null\n')
-    stuck.chmod(0o755)
-    process = start(mini, CXX=str(stuck))
-    while not marker.exists() or not marker.read_text().strip():
-        assert process.poll() is None
-        os.sched_yield()
+    stuck = StuckCompiler(tmp_path)
+    process = start(mini, CXX=str(stuck.path))
+    compiler = stuck.wait_until_it_runs(process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert not list((cache_root / "mini").glob(".staging-*"))
-    compiler = int(marker.read_text())
     deadline = time.monotonic() + 30
     while os.path.exists(f"/proc/{compiler}"):
         state = Path(f"/proc/{compiler}/stat").read_text().rsplit(")", 1)[1].split()[0]
