@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,7 @@ def _is_op(value: object) -> bool:
         and issubclass(value, OpBuilder)
         and value.__name__.endswith("Builder")
         and not inspect.isabstract(value)
+        and isinstance(value.NAME, str)
         and bool(value.NAME)
     )
 
@@ -54,8 +56,8 @@ def _own_builders() -> dict[str, type[OpBuilder]]:
     return found
 
 
-def _added_builders() -> dict[str, type[OpBuilder]]:
-    found: dict[str, type[OpBuilder]] = {}
+def _added_builders() -> list[type[OpBuilder]]:
+    found: list[type[OpBuilder]] = []
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         try:
             value = point.load()
@@ -63,17 +65,21 @@ def _added_builders() -> dict[str, type[OpBuilder]]:
             IMPORT_FAILURES[point.name] = f"{type(error).__name__}: {error}"
             continue
         if _is_op(value):
-            found[value.__name__] = value
+            found.append(value)
         else:
             IMPORT_FAILURES[point.name] = f"{point.value} is no OpBuilder subclass with a NAME"
     return found
 
 
-def _instantiate(classes: dict[str, type[OpBuilder]]) -> dict[str, OpBuilder]:
+def _instantiate(classes: Iterable[type[OpBuilder]]) -> dict[str, OpBuilder]:
     ops: dict[str, OpBuilder] = {}
-    for name, builder in classes.items():
+    for builder in classes:
+        name = f"{builder.__module__}.{builder.__name__}"
+        if builder.NAME in ops:
+            IMPORT_FAILURES[name] = f"the name {builder.NAME} is taken by another op"
+            continue
         try:
-            ops.setdefault(builder.NAME, builder())
+            ops[builder.NAME] = builder()
         except Exception as error:
             IMPORT_FAILURES[name] = f"{type(error).__name__}: {error}"
     return ops
@@ -83,4 +89,4 @@ def _instantiate(classes: dict[str, type[OpBuilder]]) -> dict[str, OpBuilder]:
 BUILDERS: dict[str, type[OpBuilder]] = _own_builders()
 
 #: Op name → builder instance.
-ALL_OPS: dict[str, OpBuilder] = _instantiate({**BUILDERS, **_added_builders()})
+ALL_OPS: dict[str, OpBuilder] = _instantiate([*BUILDERS.values(), *_added_builders()])

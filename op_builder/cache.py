@@ -6,7 +6,7 @@ Layout below a root::
     <op>/<fingerprint>.lock        held by the process that builds this entry
     <op>/<fingerprint>.owner       who holds it, for those who wait
     <op>/<fingerprint>.failed.log  what the compilers printed at the last failed build
-    <op>/.staging-<fingerprint>-<host>-<pid>-<random>/   a build in progress
+    <op>/.staging-<fingerprint>-<host>.<namespace>-<pid>-<random>/   a build in progress
 
 An entry appears by one rename of a folder whose files have reached the disk, so a reader sees
 all of it or nothing, whatever was killed and wherever locks don't work. Nothing here knows how
@@ -32,7 +32,7 @@ from . import environment
 from .errors import CacheError
 
 _KEY = re.compile(r"[0-9a-f]{32}\Z")
-_STAGING = re.compile(r"\.staging-[0-9a-f]{32}-(?P<host>.+)-(?P<pid>\d+)-[^-]+\Z")
+_STAGING = re.compile(r"\.staging-[0-9a-f]{32}-(?P<place>.+)-(?P<pid>\d+)-[^-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Entry:
         """The inputs of the fingerprint, in clear; empty if unreadable."""
         try:
             value = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -68,7 +68,7 @@ class Entry:
 
     def size(self) -> int:
         """Bytes on disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return sum(map(os.path.getsize, filter(os.path.isfile, self.folder.rglob("*"))))
 
 
 def configured_root() -> Path:
@@ -76,8 +76,13 @@ def configured_root() -> Path:
     return environment.extensions_dir() or environment.cache_home() / "torch_extensions"
 
 
-def _fallback_root() -> Path:
-    return Path(tempfile.gettempdir()) / f"deepspeed-{os.getuid()}" / "torch_extensions"
+def _fallback_root() -> Path | None:
+    """A folder of this user's in the temporary folder; None where nothing at all is writable."""
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except OSError:
+        return None
+    return temporary / f"deepspeed-{os.getuid()}" / "torch_extensions"
 
 
 def _is_private(folder: Path) -> bool:
@@ -93,7 +98,7 @@ def _is_private(folder: Path) -> bool:
 def readable_roots() -> list[Path]:
     """Where published entries are looked for, first match wins."""
     fallback = _fallback_root()
-    trusted = _is_private(fallback.parent)
+    trusted = fallback is not None and _is_private(fallback.parent)
     return [configured_root(), *([fallback] if trusted else [])]
 
 
@@ -119,9 +124,9 @@ def writable_op_folder(op: str) -> Path:
     if refused is None:
         return folder
     mend = "Name a writable folder: `export TORCH_EXTENSIONS_DIR=/path/with/space`."
-    if not _is_permission(refused):
-        raise CacheError(f"Op {op} can't be built: {folder}: {refused.strerror}.", mend)
     fallback = _fallback_root()
+    if fallback is None or not _is_permission(refused):
+        raise CacheError(f"Op {op} can't be built: {folder}: {refused.strerror}.", mend)
     try:
         fallback.parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -167,14 +172,19 @@ def entries() -> Iterator[Entry]:
     """Every entry below every root, whole or not."""
     for root in readable_roots():
         for folder in sorted(root.glob("*/*")):
-            if _KEY.match(folder.name) and (folder / "manifest.json").is_file():
+            if _KEY.match(folder.name) and os.path.isfile(folder / "manifest.json"):
                 yield Entry(folder, folder.parent.name, folder.name)
+
+
+def _place() -> str:
+    """What a pid is relative to: the host and, on it, the container."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return re.sub(r"[^\w.]", "_", f"{socket.gethostname()}.{namespace}")
 
 
 def new_staging(op_folder: Path, key: str) -> Path:
     """A new private folder to build ``key`` in."""
-    host = re.sub(r"[^\w.]", "_", socket.gethostname())
-    prefix = f".staging-{key}-{host}-{os.getpid()}-"
+    prefix = f".staging-{key}-{_place()}-{os.getpid()}-"
     return Path(tempfile.mkdtemp(prefix=prefix, dir=op_folder))
 
 
@@ -214,11 +224,11 @@ def _sync(path: Path) -> None:
 
 
 def remove_abandoned(op_folder: Path) -> None:
-    """Remove the staging folders in ``op_folder`` whose process on this host is gone."""
-    host = re.sub(r"[^\w.]", "_", socket.gethostname())
+    """Remove the staging folders whose process, of this host and container, is gone."""
+    place = _place()
     for folder in op_folder.glob(".staging-*"):
         match = _STAGING.match(folder.name)
-        if match and match["host"] == host and not _is_alive(int(match["pid"])):
+        if match and match["place"] == place and not _is_alive(int(match["pid"])):
             shutil.rmtree(folder, ignore_errors=True)
 
 

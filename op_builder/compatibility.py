@@ -48,5 +48,5 @@ def check(builder: OpBuilder) -> Compatibility:
         result = builder.compatibility()
         cause = builder.error_log or f"{type(builder).__name__}.is_compatible() says no."
         return result if not result else Compatibility(False, cause)
-    except Exception as error:  # a report has to survive whatever a builder does
+    except (Exception, SystemExit) as error:  # a report has to survive whatever a builder does
         return Compatibility(False, f"Its check failed: {type(error).__name__}: {error}")

@@ -86,7 +86,13 @@ def job_limit() -> int | None:
 def extensions_dir() -> Path | None:
     """``TORCH_EXTENSIONS_DIR``: where built ops are kept; None when unset."""
     value = os.environ.get("TORCH_EXTENSIONS_DIR", "")
-    return Path(value).expanduser().absolute() if value else None
+    try:
+        return Path(value).expanduser().absolute() if value else None
+    except RuntimeError:  # ~nobody-of-that-name
+        raise ConfigurationError(
+            f"TORCH_EXTENSIONS_DIR={value!r} starts with the home of a user who doesn't exist.",
+            "Name the folder by its full path: `export TORCH_EXTENSIONS_DIR=/path`.",
+        ) from None
 
 
 def cache_home() -> Path:
@@ -94,7 +100,9 @@ def cache_home() -> Path:
     value = os.environ.get("XDG_CACHE_HOME", "")
     if value and os.path.isabs(value):
         return Path(value)
-    return Path(os.path.expanduser("~")) / ".cache"
+    home = os.path.expanduser("~")
+    # A user without HOME and passwd entry has none; "/" then is a folder it can't write to.
+    return Path(home if os.path.isabs(home) else "/") / ".cache"
 
 
 def build_flags_in_force() -> dict[str, str]:

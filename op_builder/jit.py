@@ -106,7 +106,8 @@ def _lock(op: str, folder: Path, key: str) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            owner.unlink(missing_ok=True)
+            with suppress(OSError):
+                owner.unlink(missing_ok=True)
             lock.release()
 
 

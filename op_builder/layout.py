@@ -32,8 +32,10 @@ def _package_dir(package: str) -> Path | None:
 
 def prebuilt_candidates(absolute_name: str) -> list[Path]:
     """Existing binaries for the dotted module name ``absolute_name``, stable-ABI names first."""
+    if "." not in absolute_name:
+        return []
     package, *middle, stem = absolute_name.split(".")
-    folder = _package_dir(package) if middle or stem else None
+    folder = _package_dir(package)
     if folder is None:
         return []
     folder = folder.joinpath(*middle)

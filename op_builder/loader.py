@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from .builder import OpBuilder
 
 _loaded: dict[str, object] = {}
+_loading: set[str] = set()
 _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()
+    _loading.clear()
 
 
 # A fork waits for a load in another thread: its child would inherit half-done imports and the
@@ -48,19 +51,30 @@ def load(builder: OpBuilder, verbose: bool = False) -> object:
     Raises:
         OpBuilderError: it can't be had; the message says why and what mends it.
     """
-    with _lock:
-        name = builder.absolute_name()
-        if name not in _loaded:
-            _loaded[name] = _load(builder, verbose)
-        return _loaded[name]
+    return _once(builder, lambda: _load(builder, verbose))
 
 
 def load_jit(builder: OpBuilder, verbose: bool = False) -> object:
     """Like :func:`load`, but passing over a prebuilt binary."""
+    return _once(builder, lambda: _open(builder, jit.obtain(builder.plan(), verbose)))
+
+
+def _once(builder: OpBuilder, make: Callable[[], object]) -> object:
+    """What ``make`` returned for this op the first time."""
+    name = builder.absolute_name()
     with _lock:
-        name = builder.absolute_name()
+        if name in _loading:
+            # A signal handler, or the op's own builder: waiting would be waiting for itself.
+            raise LoadError(
+                f"Op {builder.name} is being loaded by this very thread.",
+                "Load it before installing handlers that use it.",
+            )
         if name not in _loaded:
-            _loaded[name] = _open(builder, jit.obtain(builder.plan(), verbose))
+            _loading.add(name)
+            try:
+                _loaded[name] = make()
+            finally:
+                _loading.discard(name)
         return _loaded[name]
 
 
@@ -153,9 +167,10 @@ def _functions(builder: OpBuilder) -> SimpleNamespace:
     missing = [name for name in builder.functions if not hasattr(namespace, name)]
     if missing:
         raise LoadError(
-            f"torch.ops.{builder.namespace}, loaded from another copy of op {builder.name}, lacks "
-            f"{', '.join(missing)}.",
-            "Keep one installation of the package per process: `pip list | grep -i deepspeed`.",
+            f"torch.ops.{builder.namespace} lacks {', '.join(missing)}: the binary of op "
+            f"{builder.name} does not register it, or another copy was loaded before.",
+            "Keep one installation per process (`pip list | grep -i deepspeed`), and the builder's "
+            "functions equal to what its sources register.",
         )
     return SimpleNamespace(**{name: getattr(namespace, name) for name in builder.functions})
 

@@ -112,24 +112,31 @@ def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
     common = _COMMON if is_clang else (*_COMMON, *_GCC_ONLY)
     kind = _stable_parts if declared.stable else _classic_parts
     flags, environment_flags, link_flags, environment_link_flags, abi = kind(declared, torch)
+    # The user's flags stand last: the last of two contradicting flags wins.
+    flags = (*common, *flags, *declared.cxx_args, *_user_flags())
+    link_flags = (*link_flags, *declared.extra_ldflags, *environment.words("LDFLAGS"))
+    chosen = (*flags, *link_flags, *(compiler.command if isinstance(compiler, Tool) else ()))
     return BuildPlan(
         op=declared.name,
         stable=declared.stable,
         sources=tuple(_locate_source(source, declared.name) for source in declared.sources),
         include_dirs=tuple(locate(path) for path in declared.include_paths),
-        # The user's flags stand last: the last of two contradicting flags wins.
-        flags=(*common, *flags, *declared.cxx_args, *_user_flags()),
-        link_flags=(
-            *link_flags,
-            *declared.extra_ldflags,
-            *environment.words("LDFLAGS"),
-            *(f"-l{library}" for library in declared.libraries),
-        ),
+        flags=flags,
+        link_flags=(*link_flags, *(f"-l{library}" for library in declared.libraries)),
         environment_flags=environment_flags,
-        environment_link_flags=(*linker_options(), *environment_link_flags),
-        abi=("linux", platform.machine(), *abi),
+        environment_link_flags=(*linker_options(chosen), *environment_link_flags),
+        abi=("linux", platform.machine(), *abi, *_this_cpu(flags)),
         compiler=compiler,
     )
+
+
+def _this_cpu(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """What identifies this CPU, if ``flags`` tie the binary to it."""
+    if not any(flag in ("-march=native", "-mcpu=native", "-mtune=native") for flag in flags):
+        return ()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return tuple(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
 def _user_flags() -> tuple[str, ...]:

@@ -56,8 +56,9 @@ class Tool:
 
     @property
     def is_clang(self) -> bool:
-        """Whether it is clang, judged by the resolved program's name."""
-        return any("clang" in Path(word.split(" ")[0]).name for word in self.identity)
+        """Whether it is clang, judged by the names it is called by and resolves to."""
+        words = (*self.command, *(word.split(" ")[0] for word in self.identity))
+        return any("clang" in Path(word).name for word in words if not word.startswith("-"))
 
     def __str__(self) -> str:
         return " ".join(self.command)
@@ -146,11 +147,15 @@ def find_ninja() -> str:
     raise ToolchainError("ninja was not found.", "Install it: `pip install ninja`.")
 
 
-def linker_options() -> tuple[str, ...]:
+def linker_options(flags: Sequence[str]) -> tuple[str, ...]:
     """The option that picks a faster linker than the default, if there is one on PATH.
 
-    The default one reads all of libtorch's symbols at every link, which takes half a second.
+    The default one reads all of libtorch's symbols at every link, which takes half a second. It
+    is left alone where ``flags`` choose a linker, or ask for link-time optimization: another one
+    may take the compiler's intermediate code for empty objects.
     """
+    if any(flag.startswith(("-fuse-ld", "-flto")) for flag in flags):
+        return ()
     for name in _FAST_LINKERS:
         if shutil.which(f"ld.{name}"):
             return (f"-fuse-ld={name}",)

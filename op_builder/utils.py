@@ -65,13 +65,14 @@ class UtilsOp:
         """
         import torch
 
+        tensors = list(tensors)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             kinds = {(tensor.dtype, tensor.device, tensor.layout) for tensor in tensors}
             # The same operation made of pieces autograd knows. Mixed lists, which cat() would
             # convert silently, are left to the op to refuse.
             if len(kinds) == 1:
                 return torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return self._native_flatten(list(tensors))
+        return self._native_flatten(tensors)
 
     def unflatten(
         self, flat: torch.Tensor, tensors: Sequence[torch.Tensor]

@@ -79,7 +79,7 @@ void adagrad_step(const TensorList& params, const TensorList& grads, const Tenso
                   int64_t step, double lr, double eps, double weight_decay) {
   constexpr const char* kOp = "adagrad_step";
   check_step(kOp, step);
-  if (!params.empty() && is_meta(params[0])) return;
+  if (params.all_meta()) return;
   SegmentList<kAdagradStreams> segments(kOp, {"params", "grads", "exp_avg_sqs"});
   segments.add({&params, &grads, &exp_avg_sqs});
   segments.run(adagrad_kernel(current_simd(), constants_for(lr, eps, weight_decay)));

@@ -149,7 +149,7 @@ void adam_step(const TensorList& params, const TensorList& grads, const TensorLi
   constexpr const char* kOp = "adam_step";
   const Hyperparameters h = {lr, beta1, beta2, eps, weight_decay, adamw_mode, bias_correction};
   check(kOp, step, h);
-  if (!params.empty() && is_meta(params[0])) return;
+  if (params.all_meta()) return;
   SegmentList<kAdamStreams> segments(kOp, kParamLists);
   segments.add({&params, &grads, &exp_avgs, &exp_avg_sqs});
   segments.run(adam_step_kernel(current_simd(), constants_for(step, h)));

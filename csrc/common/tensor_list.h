@@ -44,6 +44,13 @@ class TensorList {
 
   bool empty() const { return handles_.empty(); }
   size_t size() const { return handles_.size(); }
+  // Whether torch.compile is tracing: then nothing is to be updated.
+  bool all_meta() const {
+    for (AtenTensorHandle handle : handles_) {
+      if (!is_meta(handle)) return false;
+    }
+    return !empty();
+  }
   AtenTensorHandle operator[](size_t i) const { return handles_[i]; }
 
  private:

@@ -95,7 +95,7 @@ void lion_step(const TensorList& params, const TensorList& grads, const TensorLi
                int64_t step, double lr, double beta1, double beta2, double weight_decay) {
   constexpr const char* kOp = "lion_step";
   check(kOp, step, beta1, beta2);
-  if (!params.empty() && is_meta(params[0])) return;
+  if (params.all_meta()) return;
   SegmentList<kLionStreams> segments(kOp, {"params", "grads", "exp_avgs"});
   segments.add({&params, &grads, &exp_avgs});
   segments.run(lion_kernel(current_simd(), constants_for(lr, beta1, beta2, weight_decay)));

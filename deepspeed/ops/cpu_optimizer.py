@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -207,6 +208,16 @@ class CPUOptimizer(Optimizer):
             raise TypeError(
                 f"{type(self).__name__} can't update a parameter of dtype {param.dtype}; convert "
                 f"it to float32, float16 or bfloat16"
+            )
+        if is_traceable_wrapper_subclass(param):
+            raise TypeError(
+                f"{type(self).__name__} updates plain tensors, but a parameter is a "
+                f"{type(param).__name__}; pass its local tensor, such as DTensor.to_local()"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape)):
+            raise RuntimeError(
+                f"{type(self).__name__} can't update an expanded parameter, several elements of "
+                f"which are one; pass param.detach().clone()"
             )
 
     def _prepare_state(self, param: Tensor, state: dict[str, Any]) -> None:

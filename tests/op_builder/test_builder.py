@@ -3,8 +3,9 @@
 import platform
 
 import pytest
-from deepspeed.ops.op_builder import ALL_OPS, OpBuilder, TorchCPUOpBuilder, builder_names
+from deepspeed.ops.op_builder import ALL_OPS, OpBuilder, TorchCPUOpBuilder, all_ops, builder_names
 from deepspeed.ops.op_builder.compatibility import check
+from deepspeed.ops.op_builder.layout import prebuilt_candidates
 
 from deepspeed.ops import op_builder
 
@@ -115,3 +116,20 @@ def test_an_op_without_self_check_says_so():
 def test_op_builder_cannot_be_instantiated_without_declarations():
     with pytest.raises(TypeError):
         OpBuilder()
+
+
+def test_a_name_that_is_taken_is_reported_not_replaced():
+    class Impostor(Tiny):
+        NAME = "cpu_adam"
+
+    own = type(ALL_OPS["cpu_adam"])
+    ops = all_ops._instantiate([own, Impostor])
+    assert type(ops["cpu_adam"]) is own
+    (failure,) = [v for k, v in all_ops.IMPORT_FAILURES.items() if k.endswith("Impostor")]
+    all_ops.IMPORT_FAILURES.clear()
+    assert "cpu_adam" in failure
+
+
+def test_a_name_without_a_package_has_no_prebuilt_binary():
+    for name in ("", "one"):
+        assert prebuilt_candidates(name) == []

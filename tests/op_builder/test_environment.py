@@ -63,3 +63,15 @@ def test_relative_xdg_cache_home_does_not_count(monkeypatch, tmp_path):
     assert environment.cache_home() == tmp_path / ".cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert environment.cache_home() == tmp_path / "xdg"
+
+
+def test_home_of_a_user_who_does_not_exist_is_an_error(monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "~no-such-user-zz/x")
+    with pytest.raises(ConfigurationError, match="no-such-user-zz"):
+        environment.extensions_dir()
+
+
+def test_without_any_home_the_cache_is_not_put_in_the_current_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "~")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert environment.cache_home().is_absolute()

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deepspeed.ops.op_builder import ALL_OPS
 from deepspeed.ops.op_builder.fingerprint import fingerprint, project_files
 from deepspeed.ops.op_builder.plan import BuildPlan
 from deepspeed.ops.op_builder.toolchain import Tool
@@ -77,3 +78,10 @@ def test_the_portable_key_leaves_out_only_the_compiler(plan):
     assert fingerprint(other).portable_key == fingerprint(plan).portable_key
     changed = replace(plan, flags=("-O2",))
     assert fingerprint(changed).portable_key != fingerprint(plan).portable_key
+
+
+def test_a_binary_tied_to_this_cpu_says_so(monkeypatch):
+    builder = ALL_OPS["utils"]
+    portable = builder.plan().abi
+    monkeypatch.setenv("CFLAGS", "-march=native")
+    assert len(builder.plan().abi) > len(portable)

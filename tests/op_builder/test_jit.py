@@ -371,3 +371,70 @@ def test_warm_load_does_not_import_cpp_extension(python, cache_root):
     assert python(LOAD).returncode == 0
     program = LOAD + "; import sys; assert 'torch.utils.cpp_extension' not in sys.modules"
     assert python(program).returncode == 0
+
+
+def test_load_from_a_signal_handler_during_a_build_is_an_error_not_a_deadlock(mini, cache_root):
+    program = """
+import os, signal, subprocess, sys
+from mini_builders import MiniBuilder
+answers = []
+def handler(*_):
+    try:
+        MiniBuilder().load()
+    except RuntimeError as error:
+        answers.append("by this very thread" in str(error))
+signal.signal(signal.SIGUSR1, handler)
+print(MiniBuilder().load().add(1), answers)
+"""
+    # The compiler itself sends the signal, so it comes in the middle of the build.
+    compiler = cache_root.parent / "signalling-g++"
+    compiler.write_text(
+        '#!/bin/sh\npid=$(cut -d: -f2 "$OWNER"/mini/*.owner | head -n 1 | tr -dc 0-9)\n'
+        'case " $* " in *" -c "*) kill -USR1 "$pid";; esac\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    process = start(mini, program, CXX=str(compiler), OWNER=str(cache_root))
+    out, err = process.communicate(timeout=120)
+    assert out == "2 [True]\n", err
+
+
+def test_link_time_optimization_keeps_the_compilers_own_linker(python, cache_root):
+    assert python(LOAD, CFLAGS="-flto").stdout == "2\n"
+
+
+def test_functions_that_are_not_registered_are_named(python, cache_root):
+    program = """
+        from mini_builders import MiniBuilder
+        class Wrong(MiniBuilder):
+            functions = ("add", "subtract")
+        Wrong().load()
+    """
+    done = python(program)
+    assert done.returncode == 1
+    assert "torch.ops.deepspeed_mini lacks subtract" in done.stderr
+
+
+def test_a_damaged_entry_does_not_hide_the_others(python, cache_root, tmp_path):
+    assert python(LOAD).returncode == 0
+    other = cache_root / "mini" / ("0" * 32)
+    other.mkdir()
+    (other / "manifest.json").write_text("[" * 200_000)
+    done = python(LOAD, CXX="", CC="", PATH=str(tmp_path))
+    assert done.stdout == "2\n", done.stderr
+
+
+@needs_root
+def test_a_warm_cache_serves_where_nothing_is_writable(mini, cache_root, python):
+    assert python(LOAD).returncode == 0
+    script = (
+        "mount --make-rprivate / && mount -o remount,bind,ro / && "
+        'for d in /tmp /var/tmp /dev/shm; do mount --bind -o ro "$d" "$d" && '
+        'mount -o remount,bind,ro "$d"; done; cd / && exec "$0" -c "$1"'
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable, LOAD],
+        env=process_environment(mini),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "2\n", done.stderr

@@ -114,3 +114,18 @@ def test_ninja_on_path_serves_when_the_package_is_missing(no_compiler, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     path = program(no_compiler, "ninja")
     assert toolchain.find_ninja() == str(path) == shutil.which("ninja")
+
+
+def test_clang_is_known_by_any_of_its_names(no_compiler, monkeypatch):
+    hidden = program(no_compiler, "compiler-driver")
+    (no_compiler / "clang++").symlink_to(hidden)
+    assert toolchain.find_compiler().is_clang
+    program(no_compiler, "g++")
+    assert not toolchain.find_compiler().is_clang
+
+
+@pytest.mark.parametrize("flag", ["-flto", "-flto=auto", "-fuse-ld=bfd"])
+def test_a_linker_is_not_chosen_against_the_users_flags(no_compiler, flag):
+    program(no_compiler, "ld.lld")
+    assert toolchain.linker_options(["-O3"]) == ("-fuse-ld=lld",)
+    assert toolchain.linker_options(["-O3", flag]) == ()

@@ -347,3 +347,31 @@ def test_failed_load_raises_the_real_error_only(cls, monkeypatch, capsys):
         cls(parameters((2,)))
     gc.collect()
     assert "Exception ignored" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cls", [DeepSpeedCPUAdam, DeepSpeedCPUAdagrad, DeepSpeedCPULion])
+def test_expanded_parameter_is_refused_before_anything_moves(cls):
+    good = torch.nn.Parameter(torch.ones(4))
+    expanded = torch.nn.Parameter(torch.ones(4).expand(3, 4))
+    optimizer = cls([good, expanded])
+    for param in (good, expanded):
+        param.grad = torch.ones(param.shape)
+    with pytest.raises(RuntimeError, match="expanded"):
+        optimizer.step()
+    assert torch.equal(good, torch.ones(4))
+
+
+def test_wrapper_subclass_is_refused():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    param = torch.nn.Parameter(TwoTensor(torch.ones(4), torch.ones(4)))
+    param.grad = TwoTensor(torch.ones(4), torch.ones(4))
+    with pytest.raises(TypeError, match="plain tensors"):
+        DeepSpeedCPUAdam([param]).step()
+
+
+def test_meta_tensor_first_in_a_list_does_not_hide_the_others():
+    op = DeepSpeedCPUAdam([torch.nn.Parameter(torch.ones(1))]).ds_opt_adam
+    lists = [[torch.ones(4, device="meta"), torch.ones(4)] for _ in range(4)]
+    with pytest.raises(RuntimeError, match="not on the CPU"):
+        op.adam_step(*lists, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
