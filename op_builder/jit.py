@@ -174,6 +174,8 @@ def _build(plan: BuildPlan, print_: Fingerprint, folder: Path, verbose: bool) ->
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)
+        # Again: a compiler that outlived its killed builder was still writing the first time.
+        cache.remove_abandoned(folder)
 
 
 def _explain(plan: BuildPlan, error: BuildError, log: Path, failed_log: Path) -> BuildError:

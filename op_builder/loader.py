@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -21,6 +22,11 @@ from typing import TYPE_CHECKING
 from . import elf, environment, jit
 from .errors import LoadError, OpBuilderError
 from .layout import prebuilt_candidates
+
+with suppress(ImportError):  # an isolated build, which loads nothing, may have none
+    # Before our fork handlers: those registered later run earlier, and filelock's hold a lock that
+    # a load in another thread may need to finish.
+    import filelock  # noqa: F401
 
 if TYPE_CHECKING:
     from .builder import OpBuilder
