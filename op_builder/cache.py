@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -183,34 +184,38 @@ def _place() -> str:
 
 
 def new_staging(op_folder: Path, key: str) -> Path:
-    """A new private folder to build ``key`` in."""
-    prefix = f".staging-{key}-{_place()}-{os.getpid()}-"
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=op_folder))
+    """A new folder of our own to build ``key`` in, with the permissions its entry shall have."""
+    name = f".staging-{key}-{_place()}-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = op_folder / name
+    folder.mkdir()
+    return folder
 
 
 def publish(staging: Path, op: str, key: str, manifest: dict[str, object]) -> Entry:
-    """Make the binary and log in ``staging`` the entry ``key``, in one step.
+    """Make the folder ``staging``, with the binary and the log in it, the entry ``key``.
 
-    If another process published it meanwhile, its entry is returned and ours dropped. A damaged
-    entry that stands in the way is moved aside.
+    It goes as a whole, in one step: a process killed at any moment leaves the entry or nothing
+    beside it. If another process published it meanwhile, its entry is returned. A damaged entry
+    that stands in the way is moved aside.
     """
-    entry = Entry(staging.parent / key, op, key)
-    whole = staging / "entry"
-    whole.mkdir()
-    for name in (entry.binary.name, entry.log.name):
-        os.replace(staging / name, whole / name)
-    size = (whole / entry.binary.name).stat().st_size
+    built, entry = Entry(staging, op, key), Entry(staging.parent / key, op, key)
+    size = built.binary.stat().st_size
     text = json.dumps({**manifest, "binary_size": size}, indent=2, ensure_ascii=True)
-    (whole / "manifest.json").write_text(text + "\n", encoding="utf-8")
-    for path in (*whole.iterdir(), whole):
+    (staging / "manifest.json").write_text(text + "\n", encoding="utf-8")
+    kept = {staging / "manifest.json", built.binary, built.log}
+    for path in set(staging.iterdir()) - kept:
+        path.unlink()
+    for path in (*kept, staging):
         _sync(path)
     try:
-        os.rename(whole, entry.folder)
+        os.rename(staging, entry.folder)
     except OSError:
         if entry.is_whole():
             return entry
-        os.rename(entry.folder, staging / "damaged")
-        os.rename(whole, entry.folder)
+        aside = new_staging(staging.parent, key)
+        os.rename(entry.folder, aside / "damaged")
+        os.rename(staging, entry.folder)
+        shutil.rmtree(aside, ignore_errors=True)
     _sync(entry.folder.parent)
     return entry
 
