@@ -39,7 +39,16 @@ def _commit(root: Path) -> tuple[str, str]:
     if not top or Path(top).resolve() != root.resolve():
         return "", ""
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    return _git(root, "rev-parse", "--short", "HEAD"), branch
+    return _short_hash(root), branch
+
+
+def _short_hash(root: Path) -> str:
+    short = _git(root, "rev-parse", "--short", "HEAD")
+    if not short.isdigit():
+        return short
+    # PEP 440 reads digits as a number and drops leading zeros: go on to the first letter.
+    full = _git(root, "rev-parse", "HEAD")
+    return full[: len(full) - len(full.lstrip("0123456789")) + 1]
 
 
 def join_version(base: str, build_string: str) -> str:

@@ -179,28 +179,30 @@ def test_checkout_of_another_owner_still_has_its_commit(project):
     assert source_version(project).git_hash == short
 
 
-def digits_only_commit(root: Path) -> str:
-    """Make a commit whose short hash is all digits, the first not 0; its short hash."""
+def digits_only_commit(root: Path, first: str) -> str:
+    """Make a commit whose short hash is all digits, ``first`` the first; its hash."""
     commit(root)
     body = run_git(root, "cat-file", "commit", "HEAD").encode()
     algorithm = run_git(root, "rev-parse", "--show-object-format")
-    for attempt in range(100_000):
+    for attempt in range(1_000_000):
         candidate = body + b"\n\n%d\n" % attempt
         named = b"commit %d\0" % len(candidate) + candidate
         digest = hashlib.new(algorithm, named).hexdigest()
-        if digest[:7].isdigit() and digest[0] != "0":
+        if digest[:7].isdigit() and digest[0] == first:
             run_git(root, "hash-object", "-t", "commit", "-w", "--stdin", stdin=candidate)
             run_git(root, "update-ref", "HEAD", digest)
-            return run_git(root, "rev-parse", "--short", "HEAD")
+            return digest
     raise AssertionError("no such commit was found")
 
 
 @needs_git
-def test_hash_of_digits_only_stays_a_local_version(project):
-    short = digits_only_commit(project)
-    assert short.isdigit()
+@pytest.mark.parametrize("first", ["0", "7"])
+def test_hash_of_digits_only_keeps_every_digit(project, first):
+    """As a number, PEP 440 would drop its leading zeros."""
+    full = digits_only_commit(project, first)
     found = source_version(project)
-    assert found.version == f"1.2.3+{short}" and found.git_hash == short
+    assert found.version == f"1.2.3+{found.git_hash}"
+    assert full.startswith(found.git_hash) and not found.git_hash.isdigit()
 
 
 def test_build_string_is_kept_for_source_archives(project, monkeypatch):
