@@ -1,6 +1,7 @@
 """Builds the ``deepspeed`` distribution. What has to do with ops lies in ``op_builder/aot.py``."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -8,7 +9,7 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # an isolated build starts without the project's folder on it
 
-from op_builder import OpBuilderError, aot, target_env  # noqa: E402
+from op_builder import OpBuilderError, aot, source_tree, target_env  # noqa: E402
 from op_builder.all_ops import BUILDERS  # noqa: E402
 from op_builder.version import source_version  # noqa: E402
 
@@ -76,11 +77,13 @@ def main() -> None:
             "Programming Language :: C++",
             "Operating System :: POSIX :: Linux",
         ],
-        **aot.setup_arguments(sys.argv[1:], builders, source),
+        **aot.setup_arguments(sys.argv[1:], builders, source, ROOT),
     )
 
 
 try:
-    main()
+    # `develop` hands the work to a pip of its own, which builds this checkout.
+    with nullcontext() if "develop" in sys.argv else source_tree.only_build_in(ROOT):
+        main()
 except OpBuilderError as error:
     sys.exit(f"error: {error}")

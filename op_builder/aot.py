@@ -7,6 +7,7 @@ Commands that only ask for metadata compile nothing, need no torch, and never fa
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-from . import environment, ninja_build, target_env, toolchain
+from . import environment, ninja_build, source_tree, target_env, toolchain
 from .builder import OpBuilder
 from .compatibility import Compatibility, check
 from .errors import BuildError, ConfigurationError, OpBuilderError, ToolchainError
@@ -25,6 +26,7 @@ from .install_record import FILE_NAME, InstallRecord, describe_torch
 from .jobs import compile_jobs
 from .layout import prebuilt_candidates
 from .process import ask
+from .progress import Progress
 from .version import SourceVersion
 
 _METADATA_COMMANDS = frozenset({"egg_info", "dist_info"})
@@ -42,13 +44,18 @@ _BUILD_COMMANDS = frozenset(
 
 _NO_SWITCHES = frozenset({"DS_BUILD_STRING", "DS_BUILD_JOBS"})
 
-# Says which binary comes next, so that the last line names the one that stopped it.
+# Says which op comes next, so that the last line names the one that stopped it.
 _SMOKE_TEST = """\
-import ctypes, sys, torch
-for binary in sys.argv[1:]:
-    print(binary, flush=True)
-    ctypes.CDLL(binary)
+import ctypes, json, os, sys, torch
+for op, binary, namespace, functions in json.loads(sys.argv[1]):
+    print(op, flush=True)
+    ctypes.CDLL(binary, os.RTLD_NOW)
+    missing = [f for f in functions if not hasattr(getattr(torch.ops, namespace), f)]
+    if missing:
+        sys.exit(f"It does not register {namespace}: {', '.join(missing)}.")
 """
+
+_SHOWN_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +157,24 @@ def _unable(builder: OpBuilder, cause: str, mend: str, details: str = "") -> Bui
 
 
 def setup_arguments(
-    argv: Sequence[str], builders: Iterable[OpBuilder], source: SourceVersion
+    argv: Sequence[str], builders: Iterable[OpBuilder], source: SourceVersion, root: Path
 ) -> dict[str, object]:
-    """The arguments of ``setuptools.setup`` that have to do with ops."""
+    """The arguments of ``setuptools.setup`` for the checkout ``root`` that have to do with ops."""
     builders = list(builders)
     _accept_every_character()
     selection = select(builders) if compiles(argv) else Selection()
-    build_py_class = _recording_build_py(builders, selection, source)
-    arguments: dict[str, object] = {
-        "ext_modules": [builder.builder() for builder in selection.enabled],
-        "cmdclass": {"build_ext": BuildOps, "build_py": build_py_class},
-    }
+    options = source_tree.scratch_options(root)
     if selection.enabled:
         # Stable ops fit every Python from 3.10 on.
-        arguments["options"] = {"bdist_wheel": {"py_limited_api": "cp310"}}
-    return arguments
+        options["bdist_wheel"] = {"py_limited_api": "cp310"}
+    return {
+        "ext_modules": [builder.builder() for builder in selection.enabled],
+        "cmdclass": {
+            "build_ext": BuildOps,
+            "build_py": _recording_build_py(builders, selection, source),
+        },
+        "options": options,
+    }
 
 
 def _accept_every_character() -> None:
@@ -179,24 +189,15 @@ class BuildOps(build_ext):
     def run(self) -> None:
         if not self.extensions:
             return
-        import filelock
-
         _accept_every_character()  # setuptools has undone it
         temporary = Path(self.build_temp).absolute()
-        temporary.mkdir(parents=True, exist_ok=True)
-        # Two builds of one checkout share this folder; objects of the first serve the second.
-        with filelock.FileLock(str(temporary / "build.lock")):
-            self._build(temporary)
-
-    def _build(self, temporary: Path) -> None:
         builders = [extension.op for extension in self.extensions]
-        jobs = compile_jobs(self.parallel if isinstance(self.parallel, int) else None)
-        _compile(builders, temporary, jobs)
-        for extension in self.extensions:
-            source = temporary / extension.op.name / f"{extension.op.name}.so"
+        binaries = _compile(builders, temporary, self.parallel)
+        _smoke_test(builders, binaries, temporary / "loaded")
+        for extension, binary in zip(self.extensions, binaries):
             target = Path(self.get_ext_fullpath(extension.name))
             target.parent.mkdir(parents=True, exist_ok=True)
-            _replace(source, target)
+            _replace(binary, target)
 
     def get_ext_filename(self, fullname: str) -> str:
         folder = os.path.join(*fullname.split("."))
@@ -213,29 +214,46 @@ def _replace(source: Path, target: Path) -> None:
     os.replace(aside, target)
 
 
-def _compile(builders: Sequence[OpBuilder], temporary: Path, jobs: int) -> None:
+def _compile(builders: Sequence[OpBuilder], temporary: Path, parallel: object) -> list[Path]:
+    """Compile all ops below ``temporary``; their binaries."""
     plans = [builder.plan() for builder in builders]
     folders = [temporary / builder.name for builder in builders]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     ninja_build.write_ninja_file(plans, folders, temporary / "build.ninja")
+    requested = parallel if isinstance(parallel, int) else None
+    jobs = compile_jobs(max(plan.bytes_per_job for plan in plans), requested)
     print(f"deepspeed: building {', '.join(b.name for b in builders)} with {jobs} jobs", flush=True)
     log = temporary / "build.log"
     try:
-        ninja_build.run_ninja(temporary, jobs, log, echo=True)
+        ninja_build.run_ninja(temporary, jobs, log, Progress(sys.stdout))
     except BuildError as error:
-        failed = ninja_build.failed_folders(log.read_text(encoding="utf-8", errors="replace"))
-        culprit = next((b for b in builders if b.name in failed), builders[0])
-        cause = f"{culprit.plan().compiler} failed; the whole output is in {log}."
-        raise _unable(culprit, cause, "Mend what it names below.", error.details) from None
-    _smoke_test(builders, [f / plan.binary_name for f, plan in zip(folders, plans)])
+        raise _failed(builders, error, log) from None
+    return [folder / plan.binary_name for folder, plan in zip(folders, plans)]
 
 
-def _smoke_test(builders: Sequence[OpBuilder], binaries: Sequence[Path]) -> None:
-    """Resolve every symbol of the binaries in a process of its own, as a first use would."""
+def _failed(builders: Sequence[OpBuilder], error: BuildError, log: Path) -> BuildError:
+    """The error of a failed build, once the output of the first step that failed is shown."""
+    failed = ninja_build.failed_steps(log.read_text(encoding="utf-8", errors="replace"))
+    names = [step.folder for step in failed]
+    culprit = next((builder for builder in builders if builder.name in names), builders[0])
+    for step in failed[:1]:
+        # In full, as far as it can be read: pip removes the log's folder in the end.
+        print("\n".join(step.output.splitlines()[:_SHOWN_LINES]), flush=True)
+    cause = f"{culprit.plan().compiler} failed; the whole output is in {log}."
+    return _unable(culprit, cause, "Mend what it names below.", error.details)
+
+
+def _smoke_test(builders: Sequence[OpBuilder], binaries: Sequence[Path], stamp: Path) -> None:
+    """Resolve every symbol of the binaries in a process of its own, as a first use would, unless
+    ``stamp`` says that these very files were."""
+    tested = repr([(str(path), path.stat().st_mtime_ns) for path in binaries])
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == tested:
+        return
     torch = builders[0].require_torch()
     environ = {**os.environ, "PYTHONPATH": str(torch.root.parent)}
-    argv = [sys.executable, "-c", _SMOKE_TEST, *map(str, binaries)]
+    ops = [(b.name, str(p), b.namespace, b.functions) for b, p in zip(builders, binaries)]
+    argv = [sys.executable, "-c", _SMOKE_TEST, json.dumps(ops)]
     done = ask(argv, timeout=300, env=environ, cwd="/")
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -246,6 +264,7 @@ def _smoke_test(builders: Sequence[OpBuilder], binaries: Sequence[Path]) -> None
             "Check the libraries and sources it lists.",
             lines[-1] if lines else f"exit status {done.returncode}",
         )
+    stamp.write_text(tested, encoding="utf-8")
 
 
 def _recording_build_py(

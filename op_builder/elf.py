@@ -1,7 +1,9 @@
-"""What a shared object says of itself before it is loaded: machine, and whether it is all there.
+"""What a shared object says of itself before it is loaded: machine, sections, and whether it is
+all there.
 
 Loading a binary for another machine gives an obscure error, and a truncated one can kill the
-process; sixty-four bytes of header tell both (System V ABI, "ELF Header", 64-bit little-endian).
+process; sixty-four bytes of header tell both (System V ABI, "ELF Header" and "Sections", 64-bit
+little-endian).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import struct
 from pathlib import Path
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 
 
@@ -34,3 +37,25 @@ def cause_of_refusal(path: Path) -> str:
     if sections_at + section_size * sections > length:
         return f"{path} is truncated ({length} bytes)."
     return ""
+
+
+def section(path: Path, name: str) -> bytes | None:
+    """The contents of the section ``name``; None if ``path`` has none or is no such file."""
+    try:
+        with open(path, "rb") as stream:
+            fields = _HEADER.unpack(stream.read(_HEADER.size))
+            table_at, entry_size, count, names_index = (fields[i] for i in (6, 11, 12, 13))
+            stream.seek(table_at)
+            table = stream.read(entry_size * count)
+            headers = [_SECTION.unpack_from(table, i * entry_size) for i in range(count)]
+
+            def contents(header: tuple[int, ...]) -> bytes:
+                stream.seek(header[4])
+                return stream.read(header[5])
+
+            names = contents(headers[names_index])
+            wanted = name.encode("ascii") + b"\0"
+            found = (h for h in headers if names[h[0] : h[0] + len(wanted)] == wanted)
+            return next((contents(header) for header in found), None)
+    except (OSError, struct.error, IndexError, OverflowError):
+        return None

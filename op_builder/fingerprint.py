@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from .toolchain import Tool
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 
 #: Raised when the layout of an entry or the meaning of its manifest changes.
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,36 @@ def _included(text: bytes, folder: Path, include_dirs: Iterable[Path]) -> Iterab
                 break
 
 
+def _reached(sources: Iterable[Path], include_dirs: Sequence[Path]) -> dict[Path, bytes]:
+    """``sources`` and every project header they reach, with their contents.
+
+    Conditional compilation is ignored: a header behind an ``#if`` counts.
+    """
+    contents: dict[Path, bytes] = {}
+    queue = [source.resolve() for source in sources]
+    while queue:
+        path = queue.pop()
+        if path not in contents:
+            contents[path] = path.read_bytes()
+            queue += _included(contents[path], path.parent, include_dirs)
+    return contents
+
+
 def project_files(plan: BuildPlan) -> dict[str, str]:
     """Every source and every project header it reaches, with the SHA-256 of its contents.
 
-    Conditional compilation is ignored: a header behind an ``#if`` counts. Names are relative to
-    the folder all files share, so that a copy elsewhere has the same ones.
+    Names are relative to the folder all files share, so that a copy elsewhere has the same ones.
     """
-    digests: dict[Path, str] = {}
-    queue = [source.resolve() for source in plan.sources]
-    while queue:
-        path = queue.pop()
-        if path in digests:
-            continue
-        text = path.read_bytes()
-        digests[path] = hashlib.sha256(text).hexdigest()
-        queue += _included(text, path.parent, plan.include_dirs)
-    return {_relative(path, digests): digest for path, digest in sorted(digests.items())}
+    contents = _reached(plan.sources, plan.include_dirs)
+    return {
+        _relative(path, contents): hashlib.sha256(text).hexdigest()
+        for path, text in sorted(contents.items())
+    }
+
+
+def bytes_to_compile(plan: BuildPlan, source: Path) -> int:
+    """The project's code that ``source`` makes the compiler read: a guess at its time."""
+    return sum(map(len, _reached([source], plan.include_dirs).values()))
 
 
 def _relative(path: Path, paths: Iterable[Path]) -> str:
@@ -82,6 +96,7 @@ def fingerprint(plan: BuildPlan) -> Fingerprint:
         "format": _FORMAT,
         "op": plan.op,
         "abi": list(plan.abi),
+        "architectures": list(plan.architectures),
         "files": project_files(plan),
         "source_order": [source.name for source in plan.sources],
         "flags": list(plan.flags),

@@ -147,6 +147,7 @@ def _say(text: str) -> None:
 def _build(plan: BuildPlan, print_: Fingerprint, folder: Path, verbose: bool) -> cache.Entry:
     """Compile ``plan`` in a staging folder and publish it."""
     from . import ninja_build
+    from .progress import Progress
     from .toolchain import version_text
 
     if verbose:
@@ -158,7 +159,8 @@ def _build(plan: BuildPlan, print_: Fingerprint, folder: Path, verbose: bool) ->
         staging = cache.new_staging(folder, print_.key)
         log = staging / "build.log"
         ninja_build.write_ninja_file([plan], [staging], staging / "build.ninja")
-        ninja_build.run_ninja(staging, compile_jobs(), log)
+        progress = Progress(sys.stderr) if verbose else None
+        ninja_build.run_ninja(staging, compile_jobs(plan.bytes_per_job), log, progress)
         compiler = version_text(plan.require_compiler())
         manifest = {**print_.manifest, "compiler_version": compiler}
         entry = cache.publish(staging, plan.op, print_.key, manifest)

@@ -7,10 +7,6 @@ from pathlib import Path
 
 from . import environment
 
-#: A compile job of ours peaks near 0.6 GB (C++) or 1.5 GB (nvcc); classic torch headers need
-#: 1.5 GB. One figure for all keeps a machine short of memory from swapping.
-BYTES_PER_JOB = 3 << 29
-
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -38,19 +34,14 @@ def _available_memory() -> int | None:
     return None
 
 
-def fit_memory(jobs: int, grants: list[int | None]) -> int:
-    """``jobs``, cut so that each has :data:`BYTES_PER_JOB` of the smallest grant; at least 1."""
+def fit_memory(jobs: int, bytes_per_job: int, grants: list[int | None]) -> int:
+    """``jobs``, cut so that each has ``bytes_per_job`` of the smallest grant; at least 1."""
     known = [grant for grant in grants if grant is not None]
-    return max(1, min([jobs, *(grant // BYTES_PER_JOB for grant in known)]))
+    return max(1, min([jobs, *(grant // bytes_per_job for grant in known)]))
 
 
-def compile_jobs(requested: int | None = None) -> int:
-    """The number of compile jobs: ``requested``, else DS_BUILD_JOBS, MAX_JOBS, else what fits.
-
-    A number somebody asked for is taken as it is; only the default is fitted to the memory.
-    """
-    asked = requested or environment.job_limit()
-    if asked:
-        return asked
-    cores = len(os.sched_getaffinity(0))
-    return fit_memory(cores, [_available_memory(), _cgroup_memory()])
+def compile_jobs(bytes_per_job: int, requested: int | None = None) -> int:
+    """How many jobs to run: ``requested``, else DS_BUILD_JOBS, MAX_JOBS, else one a core; but
+    never more than the memory holds, since a compiler that is killed for it costs the build."""
+    wanted = requested or environment.job_limit() or len(os.sched_getaffinity(0))
+    return fit_memory(wanted, bytes_per_job, [_available_memory(), _cgroup_memory()])

@@ -20,8 +20,12 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 from . import elf, environment, jit
+from .binary_note import read_note
+from .cuda_arch import uncovered
 from .errors import LoadError, OpBuilderError
+from .gpus import visible_capabilities
 from .layout import prebuilt_candidates
+from .torch_install import find_torch
 
 with suppress(ImportError):  # an isolated build, which loads nothing, may have none
     # Before our fork handlers: those registered later run earlier, and filelock's hold a lock that
@@ -122,9 +126,30 @@ def prebuilt_status(builder: OpBuilder) -> tuple[Path | None, str]:
 
 
 def _refusal(builder: OpBuilder, path: Path) -> str:
+    """Why the binary ``path`` can't be used here; empty if its file raises no objection."""
     if not builder.functions and not _has_module_suffix(path):
         return f"{path} was built for another Python."
-    return elf.cause_of_refusal(path)
+    return elf.cause_of_refusal(path) or _refusal_by_note(builder, path)
+
+
+def _refusal_by_note(builder: OpBuilder, path: Path) -> str:
+    note, torch = read_note(path), find_torch()
+    if note is None or torch is None:
+        return ""
+    if note.torch_target and note.torch_target > torch.release:
+        target = ".".join(map(str, note.torch_target))
+        return f"{path} was built for torch {target} and newer, and torch {torch.version} is here."
+    here = () if builder.functions else builder.plan(torch).abi
+    if here and note.abi != here:
+        return f"{path} was built for {', '.join(note.abi)}, and here is {', '.join(here)}."
+    missing = uncovered(note.architectures, visible_capabilities()) if note.architectures else []
+    if missing:
+        gpus = " and ".join(f"{major}.{minor}" for major, minor in missing)
+        return (
+            f"{path} was built for {', '.join(note.architectures)}, and the GPU here has "
+            f"capability {gpus}."
+        )
+    return ""
 
 
 def _has_module_suffix(path: Path) -> bool:

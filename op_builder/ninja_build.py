@@ -1,7 +1,7 @@
 """Plans in, binaries out: one ninja file for any number of ops, the only place that compiles.
 
 JIT hands it one plan and a staging folder, an install all plans and its build folder; ninja runs
-one pool of jobs over all of them and recompiles only what changed.
+one pool of jobs over all of them, longest first, and recompiles only what changed.
 
 Why not ``torch.utils.cpp_extension.load``: it guards its folder with a file that a killed process
 leaves behind, adds Python's headers and torch_python to every link, has no switch for the stable
@@ -17,11 +17,15 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .binary_note import note_header
 from .errors import BuildError, ToolchainError
+from .fingerprint import bytes_to_compile
 from .plan import BuildPlan
+from .progress import NINJA_STATUS, Progress, parse_step
 from .toolchain import find_ninja
 
 _RULES = """\
@@ -38,6 +42,8 @@ rule link
 
 _DIAGNOSTIC = re.compile(r"(\b(fatal )?error\b|undefined reference|cannot find -l|No space left)")
 _SHOWN_DIAGNOSTICS = 8
+
+_FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(.+?)\s*$")
 
 
 def _path(path: Path | str) -> str:
@@ -57,8 +63,16 @@ def _edge(
     )
 
 
-def _plan_edges(plan: BuildPlan, folder: Path) -> Iterable[str]:
-    """One compile edge a source, and the link edge."""
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """A step as ninja reads it, and how long it takes compared with others."""
+
+    text: str
+    cost: int
+
+
+def _plan_edges(plan: BuildPlan, folder: Path, note: Path) -> Iterable[_Edge]:
+    """One compile edge a source, and the link edge, which costs nothing beside them."""
     compiler = plan.require_compiler().command
     folders = sorted({*plan.include_dirs, *(source.parent for source in plan.sources)})
     # Messages name files by project folder: a binary says nothing of the machine that built it.
@@ -72,42 +86,80 @@ def _plan_edges(plan: BuildPlan, folder: Path) -> Iterable[str]:
     for position, source in enumerate(plan.sources):
         output = folder / f"{position}-{source.stem}.o"
         objects.append(output)
-        argv = [*compiler, "-MMD", "-MF", f"{output}.d", *options, "-c", source, "-o", output]
-        yield _edge("compile", output, [source], argv, f"{plan.op}: {source.name}")
+        noted = () if position else ("-include", note)
+        argv = [*compiler, "-MMD", "-MF", f"{output}.d", *options, *noted, "-c", source]
+        text = _edge("compile", output, [source], [*argv, "-o", output], _step_name(plan, source))
+        yield _Edge(text, bytes_to_compile(plan, source))
     binary = folder / plan.binary_name
     link_options = [*plan.environment_link_flags, *plan.link_flags]
     argv = [*compiler, "-shared", *objects, "-o", binary, *link_options]
-    yield _edge("link", binary, objects, argv, plan.op)
+    yield _Edge(_edge("link", binary, objects, argv, plan.op), 0)
+
+
+def _step_name(plan: BuildPlan, source: Path) -> str:
+    return f"{plan.op}: {source.name}"
 
 
 def write_ninja_file(plans: Sequence[BuildPlan], folders: Sequence[Path], path: Path) -> None:
     """Write the ninja file that builds each plan's binary in its folder, below ``path``'s."""
-    # Outputs are relative to the ninja file: its format can't hold every character of a path.
-    relative = [folder.relative_to(path.parent) for folder in folders]
-    edges = [edge for plan, folder in zip(plans, relative) for edge in _plan_edges(plan, folder)]
-    path.write_bytes((_RULES + "".join(edges)).encode("utf-8", "surrogateescape"))
+    edges: list[_Edge] = []
+    for plan, folder in zip(plans, folders):
+        note = folder / "note.h"
+        _write_if_changed(note, note_header(plan.abi, plan.architectures))
+        # Outputs are relative to the ninja file: its format can't hold every character of a path.
+        relative = folder.relative_to(path.parent)
+        edges += _plan_edges(plan, relative, relative / note.name)
+    # ninja starts what is ready in the order of the file: the last jobs to end should be short.
+    edges.sort(key=lambda edge: -edge.cost)
+    text = _RULES + "".join(edge.text for edge in edges)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    """An unchanged file keeps its time, so that nothing is recompiled for it."""
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return
+    except OSError:
+        pass
+    path.write_text(text, encoding="utf-8")
 
 
 def first_diagnostics(output: str) -> str:
     """The first lines of ``output`` in which a compiler or linker says what is wrong."""
-    lines = [line for line in output.splitlines() if not line.startswith("FAILED:")]
+    lines = [line for line in output.splitlines() if line.strip()]
     telling = list(dict.fromkeys(line for line in lines if _DIAGNOSTIC.search(line)))
     return "\n".join((telling or lines[-_SHOWN_DIAGNOSTICS:])[:_SHOWN_DIAGNOSTICS])
 
 
-def _ninja_environment() -> dict[str, str]:
-    # [finished/total elapsed] in front of each finished step.
-    return {**os.environ, "NINJA_STATUS": "[%f/%t %es] ", "LC_ALL": "C.UTF-8"}
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step whose program failed: the folder of its output, and what it printed."""
+
+    folder: str
+    output: str
 
 
-def failed_folders(output: str) -> list[str]:
-    """The names of the folders whose step failed: the ops, where each has a folder."""
-    steps = re.findall(r"^FAILED: (?:\[code=\d+\] )?(.+?)\s*$", output, re.MULTILINE)
-    return sorted({Path(step).parent.name for step in steps})
+def failed_steps(log: str) -> list[FailedStep]:
+    """The steps that failed in a build whose output was ``log``, without the words of others."""
+    steps: list[FailedStep] = []
+    lines = iter(log.splitlines())
+    for line in lines:
+        failed = _FAILED.match(line)
+        if not failed:
+            continue
+        next(lines, None)  # the command
+        words = []
+        for line in lines:
+            if parse_step(line) or line.startswith("ninja: "):
+                break
+            words.append(line)
+        steps.append(FailedStep(Path(failed[1]).parent.name, "\n".join(words)))
+    return steps
 
 
-def run_ninja(folder: Path, jobs: int, log: Path, echo: bool = False) -> None:
-    """Run ``folder/build.ninja``; its output goes to ``log``, with ``echo`` to the terminal too.
+def run_ninja(folder: Path, jobs: int, log: Path, progress: Progress | None = None) -> None:
+    """Run ``folder/build.ninja``; its output goes to ``log``, its finished steps to ``progress``.
 
     Raises:
         BuildError: a compiler or linker failed; its details are the first diagnostics.
@@ -115,13 +167,14 @@ def run_ninja(folder: Path, jobs: int, log: Path, echo: bool = False) -> None:
     """
     argv = [find_ninja(), "-C", str(folder), "-j", str(jobs)]
     with open(log, "wb") as stream:
-        code = _wait(argv, stream, echo)
+        code = _wait(argv, stream, progress)
     if code:
         output = log.read_text(encoding="utf-8", errors="replace")
-        raise BuildError(f"ninja exited with {code}.", details=first_diagnostics(output))
+        own = "\n".join(step.output for step in failed_steps(output))
+        raise BuildError(f"ninja exited with {code}.", details=first_diagnostics(own or output))
 
 
-def _wait(argv: list[str], log: BinaryIO, echo: bool) -> int:
+def _wait(argv: list[str], log: BinaryIO, progress: Progress | None) -> int:
     """Run ``argv`` in a session of its own, so that an interrupt ends all its compilers."""
     try:
         process = subprocess.Popen(
@@ -129,7 +182,7 @@ def _wait(argv: list[str], log: BinaryIO, echo: bool) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_ninja_environment(),
+            env={**os.environ, "NINJA_STATUS": NINJA_STATUS, "LC_ALL": "C.UTF-8"},
             start_new_session=True,
         )
     except OSError as error:
@@ -141,9 +194,12 @@ def _wait(argv: list[str], log: BinaryIO, echo: bool) -> int:
         try:
             for line in process.stdout:
                 log.write(line)
-                if echo:
-                    print(line.decode("utf-8", "replace"), end="", flush=True)
+                if progress is not None:
+                    progress.show(line.decode("utf-8", "replace"))
             return process.wait()
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)
             raise
+        finally:
+            if progress is not None:
+                progress.close()

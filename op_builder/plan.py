@@ -27,6 +27,11 @@ _CXX_SUFFIXES = (".cpp", ".cc", ".cxx", ".c")
 
 _TARGET_VERSION = f"0x{STABLE_ABI_FLOOR[0]:02x}{STABLE_ABI_FLOOR[1]:02x}000000000000"
 
+#: Memory one compiler takes: measured peaks (0.16 GB with the stable headers, 1.4 GB with
+#: torch/extension.h), rounded up for larger sources.
+_STABLE_JOB_BYTES = 1 << 29
+_CLASSIC_JOB_BYTES = 3 << 29
+
 _COMMON = ("-fPIC", "-fvisibility=hidden")
 # A unique symbol would bind two copies of an op in one process together. clang makes none.
 _GCC_ONLY = ("-fno-gnu-unique",)
@@ -54,7 +59,7 @@ class BuildPlan:
     ``environment_flags`` and ``environment_link_flags`` only say where this environment keeps
     torch and Python; a stable op's binary does not depend on them. ``abi`` is what the binary is
     bound to. ``compiler`` is the error that explains its absence where a machine has none, which
-    only matters when building.
+    only matters when building. ``architectures`` are the GPU code it holds; none for a CPU op.
     """
 
     op: str
@@ -67,6 +72,7 @@ class BuildPlan:
     environment_link_flags: tuple[str, ...]
     abi: tuple[str, ...]
     compiler: Tool | ToolchainError
+    architectures: tuple[str, ...] = ()
 
     def require_compiler(self) -> Tool:
         """The C++ compiler.
@@ -77,6 +83,11 @@ class BuildPlan:
         if isinstance(self.compiler, ToolchainError):
             raise self.compiler
         return self.compiler
+
+    @property
+    def bytes_per_job(self) -> int:
+        """The memory that compiling one of its sources takes."""
+        return _STABLE_JOB_BYTES if self.stable else _CLASSIC_JOB_BYTES
 
     @property
     def binary_name(self) -> str:

@@ -179,7 +179,7 @@ def test_second_build_recompiles_only_what_changed(source_tree, venv):
     def build() -> list[str]:
         command = ["setup.py", "build_ext"]
         output = succeeded(venv.python(*command, cwd=source_tree, DS_BUILD_CPU_LION="1"))
-        return sorted(re.findall(r"s\] ((?:compile|link) .*)", output))
+        return sorted(re.findall(r"left\] ((?:compile|link) .*)", output))
 
     everything = build()
     assert len(everything) == 3

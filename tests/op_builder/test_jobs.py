@@ -1,24 +1,39 @@
 """How many compilers run at once."""
 
+import os
+
 import pytest
 from deepspeed.ops.op_builder import jobs
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-def test_a_requested_number_is_taken_as_it_is(monkeypatch):
+def test_the_number_comes_from_the_caller_then_the_environment_then_the_cores(monkeypatch):
+    monkeypatch.delenv("DS_BUILD_JOBS", raising=False)
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    assert jobs.compile_jobs(1) == len(os.sched_getaffinity(0))
     monkeypatch.setenv("MAX_JOBS", "7")
-    assert jobs.compile_jobs(64) == 64
-    assert jobs.compile_jobs() == 7
+    assert jobs.compile_jobs(1) == 7
+    monkeypatch.setenv("DS_BUILD_JOBS", "5")
+    assert jobs.compile_jobs(1) == 5
+    assert jobs.compile_jobs(1, 64) == 64
 
 
-@given(st.integers(1, 512), st.lists(st.none() | st.integers(0, 1 << 42)))
-def test_the_default_fits_the_memory_and_is_never_zero(cores, grants):
-    fitted = jobs.fit_memory(cores, grants)
-    assert 1 <= fitted <= cores
+def test_no_request_gets_more_jobs_than_fit_the_memory(monkeypatch):
+    monkeypatch.setenv("MAX_JOBS", "1000")
+    half = jobs._available_memory() // 2
+    assert jobs.compile_jobs(half) <= 2
+    assert jobs.compile_jobs(half, 64) <= 2
+    assert jobs.compile_jobs(1 << 60, 64) == 1
+
+
+@given(st.integers(1, 512), st.integers(1, 1 << 33), st.lists(st.none() | st.integers(0, 1 << 42)))
+def test_jobs_fit_the_memory_and_are_never_zero(wanted, bytes_per_job, grants):
+    fitted = jobs.fit_memory(wanted, bytes_per_job, grants)
+    assert 1 <= fitted <= wanted
     for grant in grants:
         if grant is not None and fitted > 1:
-            assert fitted * jobs.BYTES_PER_JOB <= grant
+            assert fitted * bytes_per_job <= grant
 
 
 @pytest.mark.parametrize(
