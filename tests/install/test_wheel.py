@@ -113,6 +113,19 @@ def test_binaries_need_no_torch_newer_than_2_10(with_ops):
     assert len(minimums) == len(BINARIES) and set(minimums) == {"2.10.0"}, done.stdout
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [["auditwheel", "show"], ["check-wheel-contents"], ["twine", "check", "--strict"]],
+    ids=" ".join,
+)
+def test_wheel_passes_what_an_index_checks(plain, with_ops, tool):
+    program = str(Path(sys.executable).with_name(tool[0]))
+    for built in (with_ops,) if tool[0] == "auditwheel" else (plain, with_ops):
+        argv = [program, *tool[1:], str(built.wheel)]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_binaries_name_no_folder_to_search_and_no_python(with_ops):
     for name in BINARIES:
         argv = ["readelf", "--dynamic", "--wide", str(with_ops.contents / name)]

@@ -1,0 +1,89 @@
+"""uv, which hides the environment from an isolated build and tells it nothing of its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.install.environments import Environment, Result, make_environment
+from tests.install.test_ways_to_install import BINARY, binaries_in, only_wheel, succeeded
+
+pytestmark = pytest.mark.slow
+
+UV = Path(sysconfig.get_path("scripts"), "uv")
+
+
+@pytest.fixture
+def uv_environment(make_venv, tmp_path) -> Environment:
+    """An activated environment whose packages uv takes for installed, torch among them."""
+    environment = make_venv()
+    for record in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
+        # The packages themselves are visible already; uv looks for these.
+        if not record.name.startswith("deepspeed"):
+            shutil.copytree(record, environment.site_packages / record.name)
+    path = [str(environment.root / "bin"), str(UV.parent), os.environ["PATH"]]
+    activated = {"VIRTUAL_ENV": str(environment.root), "PATH": os.pathsep.join(path)}
+    return Environment(environment.root, {**environment.variables, **activated})
+
+
+def uv(environment: Environment, *arguments: object, cwd: Path, **flags: str) -> Result[str]:
+    return environment.run(UV, *arguments, cwd=cwd, **flags)
+
+
+def installed_ops(environment: Environment) -> dict[str, bool]:
+    report = json.loads(environment.ds_report("--json").stdout)
+    return {name: op["installed"] for name, op in report["ops"].items()}
+
+
+def test_isolated_build_gives_the_command_that_works(source_tree, uv_environment):
+    flags = {"DS_BUILD_UTILS": "1", "DS_BUILD_CPU_ADAM": "0"}
+    done = uv(uv_environment, "pip", "install", ".", cwd=source_tree, **flags)
+    error = " ".join(done.stderr.split())
+    assert done.returncode and "Traceback" not in error
+    assert "Pre-compiling ops needs torch, and none is installed" in error
+    quoted = re.findall(r"`([^`]*)`", error)
+    first, second = (text for text in quoted if "pip install" in text)
+    assert first.startswith("uv pip install 'torch>=2.10' ninja")
+    assert second == "DS_BUILD_CPU_ADAM=0 DS_BUILD_UTILS=1 uv pip install --no-build-isolation ."
+    for command in (first, second):
+        succeeded(uv_environment.run("sh", "-c", command, cwd=source_tree))
+    assert installed_ops(uv_environment)["utils"]
+    assert (uv_environment.site_packages / BINARY).is_file()
+
+
+def test_plain_install_needs_no_flag_and_no_torch(source_tree, tmp_path):
+    environment = make_environment(tmp_path / "env", [])
+    options = ["pip", "install", "--python", environment.interpreter, "--no-deps", "."]
+    succeeded(uv(environment, *options, cwd=source_tree))
+    assert (environment.site_packages / "deepspeed/ops/csrc/utils/flatten.cpp").is_file()
+    program = "from deepspeed.git_version_info import installed_ops as o; print(any(o.values()))"
+    assert succeeded(environment.python("-c", program)) == "False\n"
+
+
+def test_options_for_the_build_are_passed_on(source_tree, uv_environment):
+    options = ["--no-build-isolation", "--no-deps", "-v"]
+    settings = ["-C--global-option=build_ext", "-C--global-option=-j3"]
+    done = uv(
+        uv_environment,
+        *("pip", "install", *options, *settings, "."),
+        cwd=source_tree,
+        DS_BUILD_UTILS="1",
+    )
+    assert "building utils with 3 jobs" in succeeded(done)
+
+
+def test_uv_build_makes_the_same_wheel_without_isolation(source_tree, uv_environment):
+    command = ["build", "--wheel", "--python", uv_environment.interpreter]
+    done = uv(uv_environment, *command, cwd=source_tree, DS_BUILD_UTILS="1")
+    assert done.returncode and "uv pip install --no-build-isolation" in " ".join(
+        done.stderr.split()
+    )
+    command.append("--no-build-isolation")
+    succeeded(uv(uv_environment, *command, cwd=source_tree, DS_BUILD_UTILS="1"))
+    assert binaries_in(only_wheel(source_tree / "dist")) == [BINARY]
