@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +63,9 @@ def make_venv(shared, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             else shared("build-tools", lambda folder: link_packages(folder, is_build_tool))
         )
         root = tmp_path_factory.mktemp("environment") / "env"
-        return make_environment(root, [*others, tools, packages])
+        environment = make_environment(root, [*others, tools, packages])
+        environment.add_program("pip", "pip")
+        return environment
 
     return make
 
@@ -76,6 +80,18 @@ def venv(make_venv) -> Environment:
 def torchless(make_venv) -> Environment:
     """A fresh environment that has setuptools but no torch."""
     return make_venv(torch=False)
+
+
+@pytest.fixture
+def uv_environment(make_venv, tmp_path) -> Environment:
+    """An activated environment whose packages uv takes for installed, torch among them."""
+    environment = make_venv()
+    for record in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
+        # The packages themselves are visible already; uv looks for these.
+        if not record.name.startswith("deepspeed"):
+            shutil.copytree(record, environment.site_packages / record.name)
+    (environment.root / "bin" / "uv").symlink_to(Path(sysconfig.get_path("scripts"), "uv"))
+    return Environment(environment.root, {**environment.variables, **environment.activated()})
 
 
 @pytest.fixture

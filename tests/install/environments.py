@@ -73,6 +73,18 @@ class Environment:
     def pip(self, *arguments: object, cwd: Path | None = None, **changes: str) -> Result[str]:
         return self.python("-m", "pip", *arguments, cwd=cwd, **changes)
 
+    def add_program(self, name: str, module: str) -> None:
+        """Let ``name``, called from this environment, run ``module``."""
+        path = self.root / "bin" / name
+        path.write_text(f'#!/bin/sh\nexec "{self.interpreter}" -m {module} "$@"\n')
+        path.chmod(0o755)
+
+    def activated(self, *folders: str) -> dict[str, str]:
+        """Variables as its ``activate`` sets them. Of other programs only the system's are on
+        PATH, and those in ``folders``: a command of a guide must not reach another Python."""
+        path = [str(self.root / "bin"), *folders, "/usr/local/bin", "/usr/bin", "/bin"]
+        return {"VIRTUAL_ENV": str(self.root), "PATH": os.pathsep.join(path)}
+
     def ds_report(self, *arguments: object, **changes: str) -> Result[str]:
         return self.run(self.root / "bin" / "ds_report", *arguments, **changes)
 

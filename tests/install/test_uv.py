@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import sysconfig
 from pathlib import Path
 
@@ -17,19 +15,6 @@ from tests.install.test_ways_to_install import BINARY, binaries_in, only_wheel, 
 pytestmark = pytest.mark.slow
 
 UV = Path(sysconfig.get_path("scripts"), "uv")
-
-
-@pytest.fixture
-def uv_environment(make_venv, tmp_path) -> Environment:
-    """An activated environment whose packages uv takes for installed, torch among them."""
-    environment = make_venv()
-    for record in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
-        # The packages themselves are visible already; uv looks for these.
-        if not record.name.startswith("deepspeed"):
-            shutil.copytree(record, environment.site_packages / record.name)
-    path = [str(environment.root / "bin"), str(UV.parent), os.environ["PATH"]]
-    activated = {"VIRTUAL_ENV": str(environment.root), "PATH": os.pathsep.join(path)}
-    return Environment(environment.root, {**environment.variables, **activated})
 
 
 def uv(environment: Environment, *arguments: object, cwd: Path, **flags: str) -> Result[str]:
