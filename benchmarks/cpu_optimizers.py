@@ -13,13 +13,12 @@ per parameter, where this project and DeepSpeed keep them in float32, 22 bytes.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from timing import PEER, PROJECT, Row, Side, add_arguments, alternate, progress, report, sides_of
+from worker import Process, compare_work
 
 TORCH = "torch fused"
 
@@ -36,57 +35,14 @@ CASES: dict[str, tuple[str, int, dict[str, float]]] = {
 }
 
 
-class Process:
-    """A running worker of one side."""
-
-    def __init__(self, side: Side, library: str, cache: str) -> None:
-        self.name = side.name
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
-        self._process = subprocess.Popen(
-            [side.python, str(_WORKER), "--library", library],
-            env=side.environ(TORCH_EXTENSIONS_DIR=cache),
-            cwd=_WORKER.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            bufsize=1,
-        )
-
-    def ask(self, command: str) -> dict:
-        """Send one command and return the answer.
-
-        Raises:
-            RuntimeError: the worker died; the message ends with what it printed.
-        """
-        try:
-            print(command, file=self._process.stdin, flush=True)
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self._errors.seek(0)
-            tail = "\n".join(self._errors.read().splitlines()[-20:])
-            raise RuntimeError(f"{self.name} died at `{command}`:\n{tail}")
-        return json.loads(answer)
-
-    def seconds(self, steps: int) -> float:
-        """Seconds per step, over ``steps`` of them."""
-        return self.ask(f"run {steps}")["seconds"]
-
-    def close(self) -> None:
-        """End the worker."""
-        self._process.stdin.close()
-        self._process.wait()
-        self._errors.close()
-
-
 def measure(case: str, processes: list[Process], args: argparse.Namespace) -> Row:
     """Measure one case on every side that has it."""
     what, traffic, faster = CASES[case]
     setups = {p.name: p.ask(f"setup {case} {args.size}") for p in processes}
     present = [p for p in processes if "change" in setups[p.name]]
-    _compare_work(case, {p.name: setups[p.name]["change"] for p in present})
+    # bfloat16 sides may round differently; their changes are small multiples of one last place.
+    tolerance = 0.05 if "bf16" in case else 1e-3
+    compare_work(case, {p.name: setups[p.name]["change"] for p in present}, tolerance)
     times = alternate(
         {p.name: partial(p.seconds, args.steps) for p in present},
         {p.name: args.rounds for p in present},
@@ -99,18 +55,6 @@ def measure(case: str, processes: list[Process], args: argparse.Namespace) -> Ro
         rate = traffic * args.size / row.median(PROJECT) / 1e9
         row.note = f"this project moves {traffic} bytes per parameter at {rate:.1f} GB/s"
     return row
-
-
-def _compare_work(case: str, changes: dict[str, float]) -> None:
-    """Raise unless the first step changed the parameters equally far on every side.
-
-    bfloat16 sides may round differently, and their changes are small multiples of one last place.
-    """
-    tolerance = 0.05 if "bf16" in case else 1e-3
-    ours = changes[PROJECT]
-    for name, change in changes.items():
-        if not abs(change - ours) <= tolerance * ours:
-            raise RuntimeError(f"{case}: the first step of {name} changed {change}, ours {ours}")
 
 
 def main() -> None:
@@ -142,8 +86,9 @@ def main() -> None:
     sides = sides_of(args)
     with tempfile.TemporaryDirectory() as folder:
         cache = str(Path(args.cache or folder).resolve())
-        processes = [Process(side, "deepspeed", cache) for side in sides]
-        processes.append(Process(Side(TORCH, sides[0].python), "torch", cache))
+        built = {"TORCH_EXTENSIONS_DIR": cache}
+        processes = [Process(side, _WORKER, "deepspeed", **built) for side in sides]
+        processes.append(Process(Side(TORCH, sides[0].python), _WORKER, "torch", **built))
         try:
             rows = []
             for case in args.only:

@@ -13,11 +13,13 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from . import environment_facts, git_version_info
 from .op_verification import Verification, verify
 from .ops.op_builder import cache
 from .ops.op_builder.all_ops import ALL_OPS, IMPORT_FAILURES
+from .ops.op_builder.binary_note import read_note
 from .ops.op_builder.builder import OpBuilder
 from .ops.op_builder.compatibility import check
 from .ops.op_builder.errors import OpBuilderError
@@ -38,6 +40,7 @@ class OpStatus:
     cause: str = ""
     mend: str = ""
     not_installed_because: str = ""
+    architectures: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -61,7 +64,14 @@ def op_status(name: str, builder: OpBuilder) -> OpStatus:
         compatible.cause,
         compatible.mend,
         "" if path else refusal or asked,
+        _architectures(path),
     )
+
+
+def _architectures(path: Path | None) -> tuple[str, ...]:
+    """The code for GPUs in the installed binary."""
+    note = read_note(path) if path else None
+    return note.architectures if note else ()
 
 
 def _use_color() -> bool:
@@ -105,6 +115,9 @@ def _notes(rows: Sequence[OpStatus]) -> dict[str, list[str]]:
             notes.setdefault(f"not installed: {row.not_installed_because}", []).append(row.name)
         if not row.compatible:
             notes.setdefault(f"not compatible: {row.reason}", []).append(row.name)
+        if row.architectures:
+            built_for = f"built for {', '.join(row.architectures)}"
+            notes.setdefault(built_for, []).append(row.name)
     for module, reason in IMPORT_FAILURES.items():
         notes.setdefault(f"could not be imported: {reason}", []).append(module)
     return notes

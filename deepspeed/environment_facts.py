@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from . import git_version_info
-from .ops.op_builder import cache, toolchain
+from .ops.op_builder import cache, cuda_toolkit, toolchain
+from .ops.op_builder.cuda_toolkit import CudaToolkit
 from .ops.op_builder.errors import OpBuilderError
 from .ops.op_builder.process import ask
 from .ops.op_builder.torch_install import find_torch
@@ -28,19 +29,22 @@ def _ask(argv: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _nvcc_path() -> str | None:
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
-        if home and os.access(Path(home, "bin", "nvcc"), os.X_OK):
-            return str(Path(home, "bin", "nvcc"))
-    default = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(default) if os.access(default, os.X_OK) else None)
+def _toolkit() -> CudaToolkit | None:
+    """The CUDA toolkit that ops are compiled with, or would be if it fitted torch."""
+    torch = find_torch()
+    with suppress(OpBuilderError):
+        if torch is not None:
+            return cuda_toolkit.select_toolkit(torch)
+    return next(iter(cuda_toolkit.find_toolkits()), None)
 
 
-def _nvcc(path: str | None) -> str:
-    if path is None:
+def _nvcc(toolkit: CudaToolkit | None) -> str:
+    if toolkit is None:
         return "none (only needed to compile CUDA ops)"
-    release = _ask([path, "--version"]).partition("release ")[2].partition(",")[0]
-    return f"{release} ({path})" if release else f"unusable ({path} prints no version)"
+    release = cuda_toolkit.parse_version(_ask([str(toolkit.nvcc), "--version"]))
+    if release is None:
+        return f"unusable ({toolkit.nvcc} prints no version)"
+    return f"{release[0]}.{release[1]} ({toolkit.nvcc}, found by {toolkit.origin})"
 
 
 def _compiler() -> str:
@@ -92,7 +96,7 @@ def ninja_status() -> str:
 def collect() -> dict[str, str]:
     """Label → value, in the order they are shown."""
     with ThreadPoolExecutor(max_workers=3) as pool:
-        nvcc = pool.submit(_nvcc, _nvcc_path())
+        nvcc = pool.submit(_nvcc, _toolkit())
         compiler = pool.submit(_compiler)
         gpus, driver = pool.submit(_gpus).result()
     torch = find_torch()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 
 from .builder import OpBuilder, TorchCPUOpBuilder
+from .cuda_builder import CUDAOpBuilder
 from .errors import OpBuilderError
 
-__all__ = ["ALL_OPS", "OpBuilder", "OpBuilderError", "TorchCPUOpBuilder"]
+__all__ = ["ALL_OPS", "CUDAOpBuilder", "OpBuilder", "OpBuilderError", "TorchCPUOpBuilder"]
 
 
 def __getattr__(name: str) -> object:

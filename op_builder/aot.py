@@ -17,17 +17,18 @@ from pathlib import Path
 
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 from . import environment, ninja_build, source_tree, target_env, toolchain
 from .builder import OpBuilder
-from .compatibility import Compatibility, check
-from .errors import BuildError, ConfigurationError, OpBuilderError, ToolchainError
+from .compatibility import check
+from .errors import BuildError, ConfigurationError, ToolchainError
 from .install_record import FILE_NAME, InstallRecord, describe_torch
 from .jobs import compile_jobs
 from .layout import prebuilt_candidates
 from .process import ask
 from .progress import Progress
-from .version import SourceVersion
+from .version import BUILD_FILE, SourceVersion
 
 _METADATA_COMMANDS = frozenset({"egg_info", "dist_info"})
 _BUILD_COMMANDS = frozenset(
@@ -96,7 +97,7 @@ def select(builders: Iterable[OpBuilder]) -> Selection:
         elif wanted is None and not all_of_them:
             skipped[builder.name] = "not asked for"
         else:
-            compatible = _compilable(builder)
+            compatible = builder.buildable()
             if compatible:
                 enabled.append(builder)
             elif wanted:
@@ -121,15 +122,6 @@ def _require_known_flags(builders: Sequence[OpBuilder]) -> None:
             f"{unknown[0]}={os.environ[unknown[0]]} asks for an op this version does not have.",
             f"Run `unset {unknown[0]}`; the flags there are: {', '.join(known)}.",
         )
-
-
-def _compilable(builder: OpBuilder) -> Compatibility:
-    """Whether the op can be compiled here; that it is cached or prebuilt is not enough."""
-    try:
-        builder.require_toolchain()
-    except OpBuilderError as error:
-        return Compatibility.refused_by(error)
-    return check(builder)
 
 
 def build_requirements(argv: Sequence[str]) -> list[str]:
@@ -172,6 +164,7 @@ def setup_arguments(
         "cmdclass": {
             "build_ext": BuildOps,
             "build_py": _recording_build_py(builders, selection, source),
+            "sdist": _versioned_sdist(source),
         },
         "options": options,
     }
@@ -216,7 +209,7 @@ def _replace(source: Path, target: Path) -> None:
 
 def _compile(builders: Sequence[OpBuilder], temporary: Path, parallel: object) -> list[Path]:
     """Compile all ops below ``temporary``; their binaries."""
-    plans = [builder.plan() for builder in builders]
+    plans = [builder.plan(ahead_of_time=True) for builder in builders]
     folders = [temporary / builder.name for builder in builders]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +219,8 @@ def _compile(builders: Sequence[OpBuilder], temporary: Path, parallel: object) -
     print(f"deepspeed: building {', '.join(b.name for b in builders)} with {jobs} jobs", flush=True)
     log = temporary / "build.log"
     try:
-        ninja_build.run_ninja(temporary, jobs, log, Progress(sys.stdout))
+        locks = source_tree.lock_descriptors()
+        ninja_build.run_ninja(temporary, jobs, log, Progress(sys.stdout), locks)
     except BuildError as error:
         raise _failed(builders, error, log) from None
     return [folder / plan.binary_name for folder, plan in zip(folders, plans)]
@@ -240,7 +234,7 @@ def _failed(builders: Sequence[OpBuilder], error: BuildError, log: Path) -> Buil
     for step in failed[:1]:
         # In full, as far as it can be read: pip removes the log's folder in the end.
         print("\n".join(step.output.splitlines()[:_SHOWN_LINES]), flush=True)
-    cause = f"{culprit.plan().compiler} failed; the whole output is in {log}."
+    cause = f"{culprit.plan(ahead_of_time=True).compiler} failed; the whole output is in {log}."
     return _unable(culprit, cause, "Mend what it names below.", error.details)
 
 
@@ -302,6 +296,19 @@ def _recording_build_py(
     return BuildPy
 
 
+def _versioned_sdist(source: SourceVersion) -> type[sdist]:
+    """An ``sdist`` whose archive, which has no git, makes the version it is named by."""
+
+    class Sdist(sdist):
+        def make_release_tree(self, base_dir: str, files: Sequence[str]) -> None:
+            super().make_release_tree(base_dir, files)
+            build_file = Path(base_dir, BUILD_FILE)
+            if source.git_hash != "unknown" and not build_file.exists():
+                build_file.write_text(f"+{source.git_hash}\n", encoding="utf-8")
+
+    return Sdist
+
+
 def _record(builders: Sequence[OpBuilder], selection: Selection, source: SourceVersion) -> str:
     # What is compatible is a question about the environment being installed into.
     target_env.make_importable()
@@ -312,6 +319,9 @@ def _record(builders: Sequence[OpBuilder], selection: Selection, source: SourceV
         installed_ops={builder.name: builder in selection.enabled for builder in builders},
         compatible_ops={builder.name: check(builder).ok for builder in builders},
         skipped_ops=selection.skipped,
-        op_architectures={builder.name: [] for builder in selection.enabled},
+        op_architectures={
+            builder.name: list(builder.plan(ahead_of_time=True).architectures)
+            for builder in selection.enabled
+        },
         build_flags=environment.build_flags_in_force(),
     ).to_python()

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from . import jit, loader, toolchain
-from .compatibility import OK, Compatibility
+from .compatibility import OK, Compatibility, check
 from .errors import OpBuilderError
 from .plan import BuildPlan, OpDeclaration, make_plan
 from .torch_install import TorchInstall, find_torch, require_stable_abi
@@ -95,12 +95,20 @@ class OpBuilder(ABC):
         if cause:
             return Compatibility(False, cause, "Use a supported machine.")
         try:
-            self.require_torch()
+            self.require_runtime()
             if self.prebuilt() is None and not jit.is_published(self.plan()):
                 self.require_toolchain()
         except OpBuilderError as error:
             return Compatibility.refused_by(error)
         return OK
+
+    def buildable(self) -> Compatibility:
+        """Whether an installer can compile the op here; that it is cached is not enough."""
+        try:
+            self.require_toolchain(ahead_of_time=True)
+        except OpBuilderError as error:
+            return Compatibility.refused_by(error)
+        return check(self)
 
     # -- what every builder inherits -------------------------------------------------------
 
@@ -124,9 +132,15 @@ class OpBuilder(ABC):
         """The op, built just in time even where a prebuilt binary is installed."""
         return loader.load_jit(self, verbose)
 
-    def plan(self, torch: TorchInstall | None = None) -> BuildPlan:
-        """Everything needed to compile the op against ``torch``, by default the one installed."""
-        declared = OpDeclaration(
+    def plan(self, torch: TorchInstall | None = None, ahead_of_time: bool = False) -> BuildPlan:
+        """Everything needed to compile the op against ``torch``, by default the one installed.
+
+        ``ahead_of_time``: for machines that aren't known, not for this one.
+        """
+        return make_plan(self._declaration(ahead_of_time), torch or self.require_torch())
+
+    def _declaration(self, ahead_of_time: bool) -> OpDeclaration:
+        return OpDeclaration(
             name=self.name,
             stable=bool(self.functions),
             sources=tuple(self.sources()),
@@ -135,7 +149,6 @@ class OpBuilder(ABC):
             extra_ldflags=tuple(self.extra_ldflags()),
             libraries=tuple(self.libraries_args()),
         )
-        return make_plan(declared, torch or self.require_torch())
 
     def prebuilt(self) -> str | None:
         """The path of the installed binary that ``load()`` would use, if there is one."""
@@ -150,13 +163,22 @@ class OpBuilder(ABC):
         """
         return require_stable_abi(find_torch())
 
-    def require_toolchain(self) -> None:
+    def require_runtime(self) -> None:
+        """Check that what the op needs to run is here, the op itself aside.
+
+        Raises:
+            ToolchainError: something is missing.
+        """
+        self.require_torch()
+
+    def require_toolchain(self, ahead_of_time: bool = False) -> None:
         """Check that what compiles the op is here.
 
         Raises:
-            ToolchainError: the compiler or ninja is missing.
+            ToolchainError: a compiler or ninja is missing.
+            ConfigurationError: a variable asks for what the compiler can't do.
         """
-        self.plan().require_compiler()
+        self.plan(ahead_of_time=ahead_of_time).require_tools()
         toolchain.find_ninja()
 
     def builder(self) -> setuptools.Extension:
@@ -195,3 +217,12 @@ class OpBuilder(ABC):
 
 class TorchCPUOpBuilder(OpBuilder):
     """An op that runs on the CPU and works on torch's tensors."""
+
+
+def __getattr__(name: str) -> object:
+    # DeepSpeed keeps both kinds of builders in one module.
+    from . import cuda_builder
+
+    if name in cuda_builder.__all__:
+        return getattr(cuda_builder, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

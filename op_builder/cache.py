@@ -25,7 +25,7 @@ import socket
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,11 +160,11 @@ def find(op: str, key: str) -> Entry | None:
     return None
 
 
-def find_portable(op: str, portable_key: str) -> Entry | None:
-    """A whole entry built from the same inputs by any compiler, or None."""
+def find_portable(op: str, portable_key: str, fits: Callable[[Entry], bool]) -> Entry | None:
+    """A whole entry built from the same inputs by any compiler that ``fits``, or None."""
     for entry in entries():
-        fits = entry.op == op and entry.manifest().get("portable_key") == portable_key
-        if fits and entry.is_whole():
+        same = entry.op == op and entry.manifest().get("portable_key") == portable_key
+        if same and entry.is_whole() and fits(entry):
             return entry
     return None
 

@@ -83,6 +83,28 @@ def job_limit() -> int | None:
     return None
 
 
+def folder(name: str) -> Path | None:
+    """The folder that ``CUDA_HOME``, ``CUDA_PATH`` or ``CONDA_PREFIX`` names; None when unset."""
+    value = os.environ.get(name, "").strip()
+    return Path(value).absolute() if value else None
+
+
+def cuda_architectures() -> str:
+    """``TORCH_CUDA_ARCH_LIST``: what CUDA ops are compiled for; empty when unset."""
+    return os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+
+
+def skip_cuda_check() -> bool:
+    """``DS_SKIP_CUDA_CHECK``: let a toolkit of another CUDA than torch's through."""
+    return switch("DS_SKIP_CUDA_CHECK") is True
+
+
+def nvcc_environment() -> dict[str, str]:
+    """What nvcc itself takes from the environment as options."""
+    names = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 def extensions_dir() -> Path | None:
     """``TORCH_EXTENSIONS_DIR``: where built ops are kept; None when unset."""
     value = os.environ.get("TORCH_EXTENSIONS_DIR", "")

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import environment
+from .errors import ToolchainError
 from .plan import BuildPlan
 from .toolchain import Tool
 
@@ -29,8 +31,8 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``key`` names the cache entry. ``portable_key`` leaves out the compiler's identity: an
-    entry with the same one serves a machine that has no compiler."""
+    """``key`` names the cache entry. ``portable_key`` leaves out who compiled it and for which
+    GPUs: an entry with the same one serves a machine that has no compiler, if its GPUs fit."""
 
     key: str
     portable_key: str
@@ -96,14 +98,22 @@ def fingerprint(plan: BuildPlan) -> Fingerprint:
         "format": _FORMAT,
         "op": plan.op,
         "abi": list(plan.abi),
-        "architectures": list(plan.architectures),
         "files": project_files(plan),
         "source_order": [source.name for source in plan.sources],
         "flags": list(plan.flags),
         "link_flags": list(plan.link_flags),
     }
-    compiler = plan.compiler
-    identity = list(compiler.identity) if isinstance(compiler, Tool) else None
+    bound: dict[str, object] = {"compiler": _identity(plan.compiler)}
+    if plan.cuda is not None:
+        portable["nvcc_flags"] = [*plan.cuda.flags, *plan.cuda.environment]
+        toolkit = plan.cuda.toolkit
+        bound["nvcc"] = None if isinstance(toolkit, ToolchainError) else list(toolkit.tool.identity)
+        bound["host_compiler"] = list(environment.words("CUDAHOSTCXX"))
+    bound["architectures"] = list(plan.architectures)
     portable_key = _digest(portable)
-    manifest = {**portable, "compiler": identity, "portable_key": portable_key}
+    manifest = {**portable, **bound, "portable_key": portable_key}
     return Fingerprint(_digest(manifest)[:32], portable_key, manifest)
+
+
+def _identity(compiler: Tool | ToolchainError) -> list[str] | None:
+    return list(compiler.identity) if isinstance(compiler, Tool) else None

@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import cache, environment
+from .binary_note import read_note
+from .cuda_arch import uncovered
 from .errors import BuildError, CacheError, LoadError, ToolchainError
 from .fingerprint import Fingerprint, fingerprint
+from .gpus import visible_capabilities
 from .jobs import compile_jobs
 from .plan import BuildPlan
 
@@ -46,7 +49,7 @@ def obtain(plan: BuildPlan, verbose: bool = False) -> Path:
     if entry is None:
         _require_permission(plan)
         try:
-            plan.require_compiler()
+            plan.require_tools()
             entry = _build_under_lock(plan, print_, verbose)
         except ToolchainError as error:
             cause = f"Op {plan.op} can't be built: {error.cause}"
@@ -61,10 +64,17 @@ def is_published(plan: BuildPlan) -> bool:
 
 def _published(plan: BuildPlan, print_: Fingerprint) -> cache.Entry | None:
     entry = cache.find(plan.op, print_.key)
-    if entry is None and isinstance(plan.compiler, ToolchainError):
+    if entry is None and not plan.can_be_built:
         # Nothing can be compiled here, so whoever compiled it elsewhere is good enough.
-        entry = cache.find_portable(plan.op, print_.portable_key)
+        entry = cache.find_portable(plan.op, print_.portable_key, _fits_gpus)
     return entry
+
+
+def _fits_gpus(entry: cache.Entry) -> bool:
+    note = read_note(entry.binary)
+    if note is None or not note.architectures:
+        return True
+    return not uncovered(note.architectures, visible_capabilities())
 
 
 def _require_permission(plan: BuildPlan) -> None:

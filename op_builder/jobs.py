@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from . import environment
@@ -10,17 +11,36 @@ from . import environment
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+#: For each version of control groups: limit, usage, and what counts as used but can be reclaimed.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
 def _cgroup_memory(root: Path = _CGROUP) -> int | None:
     """Bytes the control group (v2, else v1) still grants; None without a limit."""
-    for limit, usage in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
+    for limit, usage, statistics, reclaimable in _CGROUP_FILES:
         try:
-            return int((root / limit).read_text()) - int((root / usage).read_text())
+            free = int((root / limit).read_text()) - int((root / usage).read_text())
         except (OSError, ValueError):  # no such file, or the word "max"
             continue
+        # The cache of files read and written counts as used, and goes when memory is asked for.
+        return free + _statistic(root / statistics, reclaimable)
     return None
+
+
+def _statistic(path: Path, name: str) -> int:
+    try:
+        found = re.search(rf"^{name} (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 def _available_memory() -> int | None:

@@ -89,7 +89,7 @@ def _once(builder: OpBuilder, make: Callable[[], object]) -> object:
 
 
 def _load(builder: OpBuilder, verbose: bool) -> object:
-    builder.require_torch()
+    builder.require_runtime()
     if builder.functions and _is_registered(builder):
         return builder.bind(_functions(builder))
     refusals = []

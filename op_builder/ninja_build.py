@@ -24,9 +24,9 @@ from typing import BinaryIO
 from .binary_note import note_header
 from .errors import BuildError, ToolchainError
 from .fingerprint import bytes_to_compile
-from .plan import BuildPlan
+from .plan import CUDA_SUFFIX, BuildPlan
 from .progress import NINJA_STATUS, Progress, parse_step
-from .toolchain import find_ninja
+from .toolchain import find_ninja, host_compiler
 
 _RULES = """\
 ninja_required_version = 1.5
@@ -43,6 +43,9 @@ rule link
 _DIAGNOSTIC = re.compile(r"(\b(fatal )?error\b|undefined reference|cannot find -l|No space left)")
 _SHOWN_DIAGNOSTICS = 8
 
+#: How much longer nvcc takes than g++, for each architecture.
+_NVCC_COST = 4
+
 _FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(.+?)\s*$")
 
 
@@ -52,15 +55,17 @@ def _path(path: Path | str) -> str:
 
 
 def _edge(
-    rule: str, output: Path, inputs: Sequence[Path], argv: Sequence[object], name: str
+    rule: str, output: Path, inputs: Sequence[Path], name: str, *commands: Sequence[object]
 ) -> str:
+    """A step of ninja's file; of ``commands``, each next one is run if those before it failed."""
     # ninja expands "$" in values, and hands the rest to a shell.
-    command = shlex.join(map(str, argv)).replace("$", "$$")
-    return (
-        f"build {_path(output)}: {rule} {' '.join(map(_path, inputs))}\n"
-        f"  argv = {command}\n"
-        f"  name = {name.replace('$', '$$')}\n"
-    )
+    command = " || ".join(shlex.join(map(str, argv)) for argv in commands)
+    # Inputs are named through variables: what stands in a value needs no escape but that of "$".
+    values = {f"in{i}": str(path) for i, path in enumerate(inputs)}
+    values |= {"argv": command, "name": name}
+    named = " ".join(f"$in{i}" for i in range(len(inputs)))
+    lines = "".join(f"  {key} = {value.replace('$', '$$')}\n" for key, value in values.items())
+    return f"build {_path(output)}: {rule} {named}\n{lines}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +79,52 @@ class _Edge:
 def _plan_edges(plan: BuildPlan, folder: Path, note: Path) -> Iterable[_Edge]:
     """One compile edge a source, and the link edge, which costs nothing beside them."""
     compiler = plan.require_compiler().command
-    folders = sorted({*plan.include_dirs, *(source.parent for source in plan.sources)})
-    # Messages name files by project folder: a binary says nothing of the machine that built it.
-    options = [
-        *plan.flags,
-        *(word for path in plan.include_dirs for word in ("-I", str(path))),
-        *plan.environment_flags,
-        *(f"-ffile-prefix-map={path}={path.name}" for path in folders),
-    ]
+    cxx = [*compiler, *_cxx_options(plan)]
+    nvcc = _nvcc_command(plan) if plan.cuda else []
+    noted = next((s for s in plan.sources if s.suffix != CUDA_SUFFIX), None)
     objects = []
     for position, source in enumerate(plan.sources):
         output = folder / f"{position}-{source.stem}.o"
         objects.append(output)
-        noted = () if position else ("-include", note)
-        argv = [*compiler, "-MMD", "-MF", f"{output}.d", *options, *noted, "-c", source]
-        text = _edge("compile", output, [source], [*argv, "-o", output], _step_name(plan, source))
-        yield _Edge(text, bytes_to_compile(plan, source))
+        options = ["-include", note] if source == noted else []
+        argv = [*(nvcc if source.suffix == CUDA_SUFFIX else cxx), *options]
+        argv += ["-MMD", "-MF", f"{output}.d", "-c", source, "-o", output]
+        text = _edge("compile", output, [source], _step_name(plan, source), argv)
+        yield _Edge(text, _cost(plan, source))
     binary = folder / plan.binary_name
-    link_options = [*plan.environment_link_flags, *plan.link_flags]
+    libraries = [f"-L{plan.cuda.require_toolkit().library_dir}"] if plan.cuda else []
+    link_options = [*plan.environment_link_flags, *libraries, *plan.link_flags]
     argv = [*compiler, "-shared", *objects, "-o", binary, *link_options]
-    yield _Edge(_edge("link", binary, objects, argv, plan.op), 0)
+    # A compiler that was moved, or was built for one linker, can fail with another.
+    faster = [[*argv, *plan.linker]] if plan.linker else []
+    yield _Edge(_edge("link", binary, objects, plan.op, *faster, argv), 0)
+
+
+def _cost(plan: BuildPlan, source: Path) -> int:
+    """A guess at the time ``source`` takes, in bytes of C++ for one target."""
+    size = bytes_to_compile(plan, source)
+    return _NVCC_COST * len(plan.architectures) * size if source.suffix == CUDA_SUFFIX else size
+
+
+def _include_options(plan: BuildPlan) -> list[str]:
+    return [word for path in plan.include_dirs for word in ("-I", str(path))]
+
+
+def _cxx_options(plan: BuildPlan) -> list[str]:
+    # Messages name files by project folder: a binary says nothing of the machine that built it.
+    folders = sorted({*plan.include_dirs, *(source.parent for source in plan.sources)})
+    prefixes = [f"-ffile-prefix-map={path}={path.name}" for path in folders]
+    return [*plan.flags, *_include_options(plan), *plan.environment_flags, *prefixes]
+
+
+def _nvcc_command(plan: BuildPlan) -> list[str]:
+    """nvcc with everything but the source: no header of torch is in reach of a kernel file."""
+    toolkit = plan.cuda.require_toolkit()
+    host = host_compiler(plan.require_compiler())
+    return [
+        *(str(toolkit.nvcc), "-ccbin", host),
+        *(*plan.cuda.flags, *plan.cuda.gencode, *_include_options(plan)),
+    ]
 
 
 def _step_name(plan: BuildPlan, source: Path) -> str:
@@ -158,8 +189,16 @@ def failed_steps(log: str) -> list[FailedStep]:
     return steps
 
 
-def run_ninja(folder: Path, jobs: int, log: Path, progress: Progress | None = None) -> None:
+def run_ninja(
+    folder: Path,
+    jobs: int,
+    log: Path,
+    progress: Progress | None = None,
+    inherited: Sequence[int] = (),
+) -> None:
     """Run ``folder/build.ninja``; its output goes to ``log``, its finished steps to ``progress``.
+
+    ``inherited``: file descriptors that stay open as long as a compiler runs.
 
     Raises:
         BuildError: a compiler or linker failed; its details are the first diagnostics.
@@ -167,14 +206,16 @@ def run_ninja(folder: Path, jobs: int, log: Path, progress: Progress | None = No
     """
     argv = [find_ninja(), "-C", str(folder), "-j", str(jobs)]
     with open(log, "wb") as stream:
-        code = _wait(argv, stream, progress)
+        code = _wait(argv, stream, progress, inherited)
     if code:
         output = log.read_text(encoding="utf-8", errors="replace")
         own = "\n".join(step.output for step in failed_steps(output))
         raise BuildError(f"ninja exited with {code}.", details=first_diagnostics(own or output))
 
 
-def _wait(argv: list[str], log: BinaryIO, progress: Progress | None) -> int:
+def _wait(
+    argv: list[str], log: BinaryIO, progress: Progress | None, inherited: Sequence[int]
+) -> int:
     """Run ``argv`` in a session of its own, so that an interrupt ends all its compilers."""
     try:
         process = subprocess.Popen(
@@ -184,6 +225,7 @@ def _wait(argv: list[str], log: BinaryIO, progress: Progress | None) -> int:
             stderr=subprocess.STDOUT,
             env={**os.environ, "NINJA_STATUS": NINJA_STATUS, "LC_ALL": "C.UTF-8"},
             start_new_session=True,
+            pass_fds=tuple(inherited),
         )
     except OSError as error:
         raise ToolchainError(

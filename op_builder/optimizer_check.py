@@ -1,4 +1,4 @@
-"""What the self-checks of the CPU optimizers share: odd-sized inputs and a comparison in float64.
+"""What the self-checks of the optimizers share: odd-sized inputs and a comparison in float64.
 
 Knows no op and no formula; torch is imported when a check runs.
 """
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 SIZES = (1, 7, 15, 16, 17, 22, 127, 513, 1023, 40_001)
 
 
-def random_lists(streams: int, low_precision: bool) -> list[list[torch.Tensor]]:
-    """``streams`` lists of tensors with the sizes :data:`SIZES`, the same at each call.
+def random_lists(
+    streams: int, low_precision: bool, device: str = "cpu"
+) -> list[list[torch.Tensor]]:
+    """``streams`` lists of tensors on ``device`` with the sizes :data:`SIZES`, the same each time.
 
     The first two lists (parameters and gradients) are bfloat16 if ``low_precision``, the others
     (states) are float32. The last list is not negative, as sums of squares are.
@@ -32,7 +34,7 @@ def random_lists(streams: int, low_precision: bool) -> list[list[torch.Tensor]]:
         tensors = [torch.randn(size, generator=generator) for size in SIZES]
         if index == streams - 1:
             tensors = [tensor.square() for tensor in tensors]
-        lists.append([tensor.to(dtype) for tensor in tensors])
+        lists.append([tensor.to(device, dtype) for tensor in tensors])
     return lists
 
 

@@ -18,12 +18,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import environment
+from .cuda_arch import ArchSpec, gencode_flags
+from .cuda_toolkit import (
+    CudaToolkit,
+    check_host_compiler,
+    require_complete,
+    require_supported,
+    select_toolkit,
+    warn_of_difference,
+)
 from .errors import ConfigurationError, ToolchainError
 from .layout import locate
 from .toolchain import Tool, find_compiler, linker_options
 from .torch_install import STABLE_ABI_FLOOR, TorchInstall
 
 _CXX_SUFFIXES = (".cpp", ".cc", ".cxx", ".c")
+CUDA_SUFFIX = ".cu"
 
 _TARGET_VERSION = f"0x{STABLE_ABI_FLOOR[0]:02x}{STABLE_ABI_FLOOR[1]:02x}000000000000"
 
@@ -31,6 +41,12 @@ _TARGET_VERSION = f"0x{STABLE_ABI_FLOOR[0]:02x}{STABLE_ABI_FLOOR[1]:02x}00000000
 #: torch/extension.h), rounded up for larger sources.
 _STABLE_JOB_BYTES = 1 << 29
 _CLASSIC_JOB_BYTES = 3 << 29
+_CUDA_JOB_BYTES = 1 << 30
+
+# Kernels and what launches them; a host compiler is told of visibility through nvcc.
+_NVCC = ("-Xcompiler", "-fPIC,-fvisibility=hidden")
+# Static, so that a binary needs no CUDA library of one minor version; its symbols stay inside.
+_CUDA_RUNTIME = ("-lcudart_static", "-ldl", "-lrt", "-lpthread", "-Wl,--exclude-libs,ALL")
 
 _COMMON = ("-fPIC", "-fvisibility=hidden")
 # A unique symbol would bind two copies of an op in one process together. clang makes none.
@@ -49,6 +65,49 @@ class OpDeclaration:
     cxx_args: tuple[str, ...] = ()
     extra_ldflags: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    nvcc_args: tuple[str, ...] = ()
+    architectures: tuple[ArchSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPlan:
+    """How the ``.cu`` sources of an op are compiled. ``flags`` do not name the architectures, so
+    that binaries for different GPUs can be told to be otherwise the same. ``environment`` is what
+    nvcc takes from the environment by itself."""
+
+    toolkit: CudaToolkit | ToolchainError
+    torch: TorchInstall
+    flags: tuple[str, ...]
+    architectures: tuple[ArchSpec, ...]
+    environment: tuple[str, ...]
+
+    @property
+    def gencode(self) -> list[str]:
+        """The options that name the architectures."""
+        return gencode_flags(self.architectures)
+
+    def require_toolkit(self) -> CudaToolkit:
+        """The toolkit.
+
+        Raises:
+            ToolchainError: this machine has none.
+        """
+        if isinstance(self.toolkit, ToolchainError):
+            raise self.toolkit
+        return self.toolkit
+
+    def require_usable(self, compiler: Tool) -> None:
+        """Check, before compiling, what nvcc itself would say less clearly.
+
+        Raises:
+            ToolchainError: there is no toolkit, it lacks a part, or ``compiler`` is too new for it.
+            ConfigurationError: it can't compile for one of the architectures.
+        """
+        toolkit = self.require_toolkit()
+        require_complete(toolkit)
+        require_supported(toolkit, self.architectures)
+        check_host_compiler(toolkit, compiler)
+        warn_of_difference(toolkit, self.torch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +116,8 @@ class BuildPlan:
 
     ``flags`` and ``link_flags`` decide what the binary is and enter its fingerprint.
     ``environment_flags`` and ``environment_link_flags`` only say where this environment keeps
-    torch and Python; a stable op's binary does not depend on them. ``abi`` is what the binary is
+    torch and Python; a stable op's binary does not depend on them. ``linker`` is worth a try before
+    the default one. ``abi`` is what the binary is
     bound to. ``compiler`` is the error that explains its absence where a machine has none, which
     only matters when building. ``architectures`` are the GPU code it holds; none for a CPU op.
     """
@@ -70,9 +130,11 @@ class BuildPlan:
     link_flags: tuple[str, ...]
     environment_flags: tuple[str, ...]
     environment_link_flags: tuple[str, ...]
+    linker: tuple[str, ...]
     abi: tuple[str, ...]
     compiler: Tool | ToolchainError
     architectures: tuple[str, ...] = ()
+    cuda: CudaPlan | None = None
 
     def require_compiler(self) -> Tool:
         """The C++ compiler.
@@ -84,9 +146,30 @@ class BuildPlan:
             raise self.compiler
         return self.compiler
 
+    def require_tools(self) -> None:
+        """Check that the compilers are here.
+
+        Raises:
+            ToolchainError: one is missing.
+        """
+        compiler = self.require_compiler()
+        if self.cuda is not None:
+            self.cuda.require_usable(compiler)
+
+    @property
+    def can_be_built(self) -> bool:
+        """Whether :meth:`require_tools` has no objection."""
+        try:
+            self.require_tools()
+        except ToolchainError:
+            return False
+        return True
+
     @property
     def bytes_per_job(self) -> int:
         """The memory that compiling one of its sources takes."""
+        if self.cuda is not None:
+            return _CUDA_JOB_BYTES
         return _STABLE_JOB_BYTES if self.stable else _CLASSIC_JOB_BYTES
 
     @property
@@ -96,10 +179,10 @@ class BuildPlan:
 
 def _locate_source(source: str, op: str) -> Path:
     path = locate(source)
-    if path.suffix not in _CXX_SUFFIXES:
+    if path.suffix not in (*_CXX_SUFFIXES, CUDA_SUFFIX):
         raise ConfigurationError(
             f"Op {op} lists {path.name}, whose kind of source is unknown.",
-            f"Name sources with one of {', '.join(_CXX_SUFFIXES)}.",
+            f"Name sources with one of {', '.join((*_CXX_SUFFIXES, CUDA_SUFFIX))}.",
         )
     if not path.is_file():
         raise ConfigurationError(
@@ -125,19 +208,41 @@ def make_plan(declared: OpDeclaration, torch: TorchInstall) -> BuildPlan:
     flags, environment_flags, link_flags, environment_link_flags, abi = kind(declared, torch)
     # The user's flags stand last: the last of two contradicting flags wins.
     flags = (*common, *flags, *declared.cxx_args, *_user_flags())
+    sources = tuple(_locate_source(source, declared.name) for source in declared.sources)
+    cuda = None
+    if any(source.suffix == CUDA_SUFFIX for source in sources):
+        cuda = _cuda_plan(declared, torch)
+        link_flags = (*link_flags, *_CUDA_RUNTIME)
     link_flags = (*link_flags, *declared.extra_ldflags, *environment.words("LDFLAGS"))
     chosen = (*flags, *link_flags, *(compiler.command if isinstance(compiler, Tool) else ()))
     return BuildPlan(
         op=declared.name,
         stable=declared.stable,
-        sources=tuple(_locate_source(source, declared.name) for source in declared.sources),
+        sources=sources,
         include_dirs=tuple(locate(path) for path in declared.include_paths),
         flags=flags,
         link_flags=(*link_flags, *(f"-l{library}" for library in declared.libraries)),
         environment_flags=environment_flags,
-        environment_link_flags=(*linker_options(chosen), *environment_link_flags),
+        environment_link_flags=environment_link_flags,
+        linker=linker_options(chosen),
         abi=("linux", platform.machine(), *abi, *_this_cpu(flags)),
         compiler=compiler,
+        architectures=tuple(code for spec in declared.architectures for code in spec.codes),
+        cuda=cuda,
+    )
+
+
+def _cuda_plan(declared: OpDeclaration, torch: TorchInstall) -> CudaPlan:
+    try:
+        toolkit = select_toolkit(torch)
+    except ToolchainError as error:
+        toolkit = error
+    return CudaPlan(
+        toolkit=toolkit,
+        torch=torch,
+        flags=(*_NVCC, *declared.nvcc_args),
+        architectures=declared.architectures,
+        environment=tuple(f"{k}={v}" for k, v in environment.nvcc_environment().items()),
     )
 
 

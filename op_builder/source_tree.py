@@ -15,22 +15,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_held: list[int] = []
+
 
 @contextmanager
 def only_build_in(root: Path) -> Iterator[None]:
-    """Have the checkout ``root`` for this process alone, once other builds there have ended.
+    """Have the checkout ``root`` for this build alone, once other builds there have ended.
 
-    The kernel drops the lock of a process that dies. On file systems without locks builds go
-    unprotected, as those of other projects do.
+    The kernel drops the lock when the last process dies that has :func:`lock_descriptors`: this
+    one, and compilers that outlive it, since they still write there. On file systems without
+    locks builds go unprotected, as those of other projects do.
     """
     # The folder itself is locked, so that nothing is left in it; filelock needs a file of its own.
     descriptor = os.open(root, os.O_RDONLY)
     try:
         with suppress(OSError):
             _lock(descriptor, root)
+        _held.append(descriptor)
         yield
     finally:
+        _held.remove(descriptor)
         os.close(descriptor)
+
+
+def lock_descriptors() -> list[int]:
+    """The locks this process holds."""
+    return list(_held)
 
 
 def _lock(descriptor: int, root: Path) -> None:

@@ -72,7 +72,7 @@ class ProbeResult:
     output: str
 
 
-def _identify(path: str) -> str:
+def identify(path: str) -> str:
     """``path`` resolved, with the size and mtime that change when the program does."""
     resolved = os.path.realpath(path)
     status = os.stat(resolved)
@@ -116,7 +116,7 @@ def find_compiler() -> Tool:
         found = [path for path in map(shutil.which, programs) if path]
         if len(found) == len(programs):
             options = command[len(programs) :]
-            return Tool((*found, *options), (*map(_identify, found), *options))
+            return Tool((*found, *options), (*map(identify, found), *options))
     if asked:
         raise ToolchainError(
             f"{variable} asks for the C++ compiler {' '.join(asked)!r}, which does not exist here.",
@@ -126,6 +126,15 @@ def find_compiler() -> Tool:
         f"No C++ compiler was found ({', '.join(_CANDIDATES)} are not on PATH).",
         f"Install one: `{install_command(_COMPILER_PACKAGE)}`, or set CXX to its path.",
     )
+
+
+def host_compiler(compiler: Tool) -> str:
+    """The program nvcc hands host code to: ``CUDAHOSTCXX``, else ``compiler`` without wrappers."""
+    asked = environment.words("CUDAHOSTCXX")
+    if asked:
+        return asked[0]
+    programs = (word for word in compiler.command if Path(word).name not in _WRAPPERS)
+    return next(programs, compiler.command[0])
 
 
 def find_ninja() -> str:

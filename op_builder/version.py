@@ -10,6 +10,9 @@ from . import environment
 from .errors import ConfigurationError
 from .process import ask
 
+#: Keeps the suffix for trees without git, such as an unpacked source archive.
+BUILD_FILE = "build.txt"
+
 #: Set while git runs a hook; they would make it answer about the hook's repository.
 _POINTS_ELSEWHERE = frozenset({"GIT_DIR", "GIT_WORK_TREE"})
 
@@ -84,7 +87,7 @@ def source_version(root: Path) -> SourceVersion:
     """
     base = (root / "version.txt").read_text(encoding="utf-8").strip()
     git_hash, branch = _commit(root)
-    build_file = root / "build.txt"
+    build_file = root / BUILD_FILE
     build_string = environment.version_suffix()
     if build_string:
         _keep(build_file, build_string)

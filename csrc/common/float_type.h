@@ -1,4 +1,5 @@
-// The element types of CPU ops, and what converts between them. Nothing here depends on torch.
+// The element types of ops, and what converts between them on the CPU. Nothing here depends on
+// torch.
 
 #pragma once
 
@@ -6,7 +7,8 @@
 
 namespace deepspeed {
 
-enum class FloatType { f32 = 0, bf16 = 1, f16 = 2 };
+// f64 is for GPU ops only.
+enum class FloatType { f32 = 0, bf16 = 1, f16 = 2, f64 = 3 };
 
 // Conversions of `n` elements; `low` points to 16-bit elements and needs no alignment beyond 2.
 struct Conversion {

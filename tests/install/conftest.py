@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from deepspeed.ops.op_builder import CUDAOpBuilder
+from deepspeed.ops.op_builder.all_ops import BUILDERS
 
 from tests.install.environments import (
     Environment,
@@ -135,6 +137,8 @@ def plain(make_venv, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def with_ops(make_venv, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """What `DS_BUILD_OPS=1 pip wheel .` builds, in pip's isolation, as typed."""
+    """What `DS_BUILD_OPS=1 pip wheel .` builds, in pip's isolation, of the ops for CPUs."""
     source = copy_project(tmp_path_factory.mktemp("ops") / "source")
-    return build_wheel(make_venv(), source, DS_BUILD_OPS="1")
+    gpu_ops = [b for b in BUILDERS.values() if issubclass(b, CUDAOpBuilder)]
+    off = {builder.BUILD_VAR: "0" for builder in gpu_ops}
+    return build_wheel(make_venv(), source, DS_BUILD_OPS="1", **off)

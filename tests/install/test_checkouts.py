@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.install.test_ways_to_install import (
     only_wheel,
     succeeded,
 )
+from tests.op_builder.test_jit import StuckCompiler
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +76,17 @@ def test_git_archive_builds_and_has_no_commit_in_its_version(source_tree, venv, 
     assert wheel.name.startswith(f"deepspeed-{version}-cp310-abi3-")
 
 
-@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-@pytest.mark.parametrize("name", ["Projekt – größer/deep speed", "a$b 'c' & (d); #e"])
+#: Letters beyond ASCII, and what means something to a shell, to make, to ninja or in PATH.
+FOREIGN = "Projekt – größer/deep speed"
+SPECIAL = "a$b 'c' & (d): #e \\ \"f\""
+#: ninja doesn't understand these in a list of headers, and compiles again rather than too little.
+UNREADABLE = "a;b <c> *?[d] `e`"
+
+
+@pytest.mark.parametrize(
+    ("name", "locale"),
+    [(FOREIGN, "C.UTF-8"), (FOREIGN, "C"), (SPECIAL, "C"), (UNREADABLE, "C"), ("a|b", "C")],
+)
 def test_checkout_with_a_difficult_name(tmp_path, venv, name, locale):
     source = copy_project(tmp_path / name)
     variables = {"LC_ALL": locale, "TORCH_EXTENSIONS_DIR": str(tmp_path / f"{name} cache")}
@@ -83,9 +94,22 @@ def test_checkout_with_a_difficult_name(tmp_path, venv, name, locale):
         venv.pip("install", "--no-deps", ".", cwd=source, DS_BUILD_UTILS="1", **variables),
     )
     assert load_utils(venv, DS_JIT="0", **variables)[0] == str(venv.site_packages / BINARY)
-    # And just in time, from the checkout itself.
-    prebuilt, used = load_utils(venv, PYTHONPATH=str(source), **variables)
+    # And just in time, from the checkout itself; PYTHONPATH could not hold every name.
+    prebuilt, used = load_utils(venv, cwd=source, **variables)
     assert (prebuilt, used) == ("None", str(source / "csrc/utils/flatten.cpp"))
+
+
+@pytest.mark.parametrize("name", [FOREIGN, SPECIAL])
+def test_second_build_in_a_checkout_with_a_difficult_name_compiles_nothing(tmp_path, venv, name):
+    source = copy_project(tmp_path / name)
+
+    def build() -> list[str]:
+        command = ["setup.py", "build_ext"]
+        return compiled(succeeded(venv.python(*command, cwd=source, DS_BUILD_UTILS="1")))
+
+    assert build() == ["utils: flatten.cpp"] and build() == []
+    os.utime(source / "csrc/common/registration.h")
+    assert build() == ["utils: flatten.cpp"]
 
 
 @pytest.fixture
@@ -118,24 +142,26 @@ def test_read_only_checkout_installs_and_stays_as_it_is(
     assert not list(temporary.iterdir())
 
 
-def test_checkout_without_write_permission_builds(source_tree, venv, tmp_path):
+@pytest.mark.parametrize("built", [False, True], ids=["never built", "built by its owner"])
+@pytest.mark.parametrize("flags", [{}, {"DS_BUILD_UTILS": "1"}], ids=["plain", "with an op"])
+def test_checkout_without_write_permission_installs(source_tree, venv, flags, built):
     """As in an image whose sources belong to somebody else."""
-    as_anyone = []
+    if built:
+        command = ["setup.py", "-q", "bdist_wheel"]
+        succeeded(venv.python(*command, cwd=source_tree, DS_BUILD_CPU_LION="1"))
+    before = files_of(source_tree, "*")
+    argv = [venv.interpreter, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "."]
     if os.getuid() == 0:
         # root writes everywhere by this capability.
-        as_anyone = ["setpriv", "--bounding-set", "-dac_override"]
-    command = ["setup.py", "bdist_wheel", "-d", tmp_path / "dist"]
-    folders = [source_tree, *(path for path in source_tree.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
+        argv = ["setpriv", "--bounding-set", "-dac_override", *argv]
+    subprocess.run(["chmod", "-R", "a-w", source_tree], check=True)
     try:
-        argv = [*as_anyone, venv.interpreter, *command]
-        succeeded(venv.run(*argv, cwd=source_tree, DS_BUILD_UTILS="1"))
+        succeeded(venv.run(*argv, cwd=source_tree, **flags))
     finally:
-        for folder in folders:
-            folder.chmod(0o755)
-    assert binaries_in(only_wheel(tmp_path / "dist")) == [BINARY]
-    assert not (source_tree / "build").exists()
+        subprocess.run(["chmod", "-R", "u+w", source_tree], check=True)
+    found = files_of(venv.site_packages / "deepspeed", "*.so")
+    assert found == (["ops/utils_op.abi3.so"] if flags else [])
+    assert files_of(source_tree, "*") == before
 
 
 def test_two_builds_of_one_checkout_take_turns(source_tree, venv, tmp_path):
@@ -159,22 +185,50 @@ def test_two_builds_of_one_checkout_take_turns(source_tree, venv, tmp_path):
             wheel.unlink()
 
 
-def test_a_build_that_waits_for_one_that_is_killed_goes_on(source_tree, venv, tmp_path):
-    first = start(venv, source_tree, "bdist_wheel", "-d", tmp_path / "first", DS_BUILD_OPS="1")
-    for line in first.stdout:
-        if "deepspeed: building" in line:
-            break
-    second = start(venv, source_tree, "bdist_wheel", "-d", tmp_path / "second", DS_BUILD_UTILS="1")
-    for line in second.stdout:
-        if "waiting for another build" in line:
-            break
+def read_until(process: subprocess.Popen, *words: str) -> str:
+    """The first line that ``process`` prints with one of ``words`` in it."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if any(word in line for word in words):
+            return line
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize("victim", ["the one that builds", "the one that waits"])
+def test_a_build_goes_on_when_the_other_one_is_killed(source_tree, venv, tmp_path, victim):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    flags = [{"DS_BUILD_UTILS": "1", "DS_BUILD_CPU_LION": "1"}, {"DS_BUILD_UTILS": "1"}]
+    ops = [[LION_BINARY, BINARY], [BINARY]]
+    builds = []
+    for folder, asked, sign in zip(folders, flags, ("building", "waiting for another build")):
+        builds.append(start(venv, source_tree, "bdist_wheel", "-d", folder, **asked))
+        read_until(builds[-1], f"deepspeed: {sign}")
+    killed = 0 if victim == "the one that builds" else 1
+    builds[killed].send_signal(signal.SIGKILL)
+    builds[killed].communicate()
+    output = builds[1 - killed].communicate(timeout=300)[0]
+    assert builds[1 - killed].returncode == 0, output
+    wheel = only_wheel(folders[1 - killed])
+    assert binaries_in(wheel) == ops[1 - killed]
+    assert_wheel_is_whole(wheel)
+
+
+def test_a_compiler_that_outlives_its_killed_build_spoils_no_other(source_tree, venv, tmp_path):
+    """It still writes to the folder of objects, by the flags of the build that is gone."""
+    stuck = StuckCompiler(tmp_path)
+    first = start(venv, source_tree, "build_ext", DS_BUILD_UTILS="1", CXX=str(stuck.path))
+    compiler = stuck.wait_until_it_runs(first)
     first.send_signal(signal.SIGKILL)
     first.communicate()
+    second = start(venv, source_tree, "build_ext", DS_BUILD_UTILS="1")
+    line = read_until(second, "waiting for another build", "deepspeed: building")
+    outlived = Path(f"/proc/{compiler}").exists()
+    with suppress(ProcessLookupError):
+        os.kill(compiler, signal.SIGKILL)
     output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
-    wheel = only_wheel(tmp_path / "second")
-    assert binaries_in(wheel) == [BINARY]
-    assert_wheel_is_whole(wheel)
+    assert "waiting" in line or not outlived
 
 
 def compiled(output: str) -> list[str]:
@@ -194,17 +248,20 @@ def test_a_touched_header_recompiles_what_includes_it_and_nothing_else(source_tr
 
 
 def test_an_op_that_fails_shows_its_own_diagnostics_alone(source_tree, venv):
-    noisy = source_tree / "csrc/utils/flatten.cpp"
+    # Longest first: this one is compiled before the other.
+    noisy = source_tree / "csrc/lion/cpu_lion.cpp"
     noisy.write_text('#warning "an error of no consequence"\n' + noisy.read_text())
-    broken = source_tree / "csrc/lion/cpu_lion_kernels.cpp"
-    broken.write_text("int broken( { }\n" + broken.read_text())
+    broken = source_tree / "csrc/utils/flatten.cpp"
+    broken.write_text(broken.read_text() + "int broken( { }\n")
     flags = {"DS_BUILD_UTILS": "1", "DS_BUILD_CPU_LION": "1"}
     done = venv.python("setup.py", "build_ext", "-j1", cwd=source_tree, **flags)
     output = done.stdout + done.stderr
     assert done.returncode == 1 and "Traceback" not in output
-    assert "error: Unable to pre-compile cpu_lion: " in output
-    assert re.search(r"lion/cpu_lion_kernels\.cpp:1:\d+: error: expected", output)
-    assert "of no consequence" not in output
+    assert "error: Unable to pre-compile utils: " in output
+    assert re.search(r"utils/flatten\.cpp:\d+:\d+: error: expected", output)
+    assert "cpu_lion: cpu_lion.cpp" in compiled(output) and "of no consequence" not in output
+    (log,) = source_tree.glob("build/temp*/build.log")
+    assert "of no consequence" in log.read_text()
     assert not files_of(source_tree / "build", "*.abi3.so")
 
 

@@ -136,6 +136,24 @@ def test_tag_detached_head_and_uncommitted_changes_do_not_matter(project):
 
 
 @needs_git
+@pytest.mark.parametrize(
+    "command",
+    [["clone", "--depth=1"], ["worktree", "add", "--detach"]],
+    ids=["shallow clone", "worktree"],
+)
+def test_checkout_without_the_history_has_its_commit(project, tmp_path, command):
+    """As CI makes them; in a worktree, .git is a file."""
+    commit(project)
+    run_git(project, "commit", "--allow-empty", "-m", "second")
+    short = run_git(project, "rev-parse", "--short", "HEAD")
+    source = [project.as_uri()] if command[0] == "clone" else []
+    run_git(project, *command, *source, str(tmp_path / "other"))
+    found = source_version(tmp_path / "other")
+    assert found.git_hash == short
+    assert Version(found.version) == Version(f"1.2.3+{short}")
+
+
+@needs_git
 def test_repository_without_commits_gives_no_suffix(project):
     run_git(project, "init")
     assert source_version(project).version == "1.2.3"
@@ -252,3 +270,21 @@ def test_install_from_a_checkout_reports_its_commit(source_tree, venv):
     assert f", {short}, main\n" in report
     assert "compiled w. .. no prebuilt ops" in report
     assert "unknown" not in report and "cuda 0.0" not in report
+
+
+@needs_git
+@pytest.mark.slow
+def test_sdist_of_a_checkout_makes_the_version_it_is_named_by(source_tree, torchless, tmp_path):
+    run_git(source_tree, "init", "--quiet")
+    run_git(source_tree, "add", "--all")
+    run_git(source_tree, "commit", "--quiet", "--message", "everything")
+    done = torchless.python("setup.py", "-q", "sdist", cwd=source_tree)
+    assert done.returncode == 0, done.stderr
+    assert not (source_tree / "build.txt").exists()
+    # From an index, pip insists on it.
+    options = ["--no-deps", "--no-build-isolation", "--no-index"]
+    done = torchless.pip("install", *options, "--find-links", source_tree / "dist", "deepspeed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    short = run_git(source_tree, "rev-parse", "--short", "HEAD")
+    program = "import deepspeed; print(deepspeed.__version__)"
+    assert torchless.python("-c", program).stdout.strip().endswith(f"+{short}")

@@ -3,6 +3,7 @@
 import platform
 
 import pytest
+import torch
 from deepspeed.ops.op_builder import ALL_OPS, OpBuilder, TorchCPUOpBuilder, all_ops, builder_names
 from deepspeed.ops.op_builder.compatibility import check
 from deepspeed.ops.op_builder.layout import prebuilt_candidates
@@ -18,6 +19,9 @@ OWN_OPS = {
     ),
     "cpu_lion": ("CPULionBuilder", "DS_BUILD_CPU_LION", "deepspeed.ops.lion.cpu_lion_op"),
     "utils": ("UtilsBuilder", "DS_BUILD_UTILS", "deepspeed.ops.utils_op"),
+    "fused_adam": ("FusedAdamBuilder", "DS_BUILD_FUSED_ADAM", "deepspeed.ops.adam.fused_adam_op"),
+    "fused_lamb": ("FusedLambBuilder", "DS_BUILD_FUSED_LAMB", "deepspeed.ops.lamb.fused_lamb_op"),
+    "fused_lion": ("FusedLionBuilder", "DS_BUILD_FUSED_LION", "deepspeed.ops.lion.fused_lion_op"),
 }
 
 
@@ -43,9 +47,11 @@ def test_names_are_deepspeeds(name):
 
 
 @pytest.mark.parametrize("name", OWN_OPS)
-def test_own_ops_are_stable_compatible_and_portable(name):
+def test_own_ops_are_stable_compatible_and_portable(name, monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     builder = ALL_OPS[name]
-    assert builder.is_compatible() is True and builder.error_log is None
+    if not name.startswith("fused") or torch.cuda.is_available():
+        assert builder.is_compatible() is True and builder.error_log is None
     plan = builder.plan()
     assert plan.stable
     assert not any("-march" in flag or "native" in flag for flag in plan.flags)

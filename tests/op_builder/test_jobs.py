@@ -45,7 +45,12 @@ def test_a_control_groups_limit_counts(tmp_path, limit, usage):
         usage = "memory/memory.usage_in_bytes"
         (tmp_path / "memory").mkdir()
     (tmp_path / limit).write_text("4000000000\n")
-    (tmp_path / usage).write_text("1000000000\n")
+    (tmp_path / usage).write_text("3900000000\n")
+    assert jobs._cgroup_memory(tmp_path) == 100_000_000
+    # What is only cached does not take memory from a compiler.
+    name = "inactive_file" if "/" not in limit else "total_inactive_file"
+    statistics = (tmp_path / usage).with_name("memory.stat")
+    statistics.write_text(f"anon 7\n{name} 2900000000\nunevictable 0\n")
     assert jobs._cgroup_memory(tmp_path) == 3_000_000_000
 
 

@@ -1,5 +1,6 @@
 """Adam optimizers."""
 
 from .cpu_adam import DeepSpeedCPUAdam
+from .fused_adam import FusedAdam
 
-__all__ = ["DeepSpeedCPUAdam"]
+__all__ = ["DeepSpeedCPUAdam", "FusedAdam"]

@@ -132,7 +132,7 @@ class DeepSpeedCPUAdam(CPUOptimizer):
                 state = self.state[subgroup_id]
                 if not state:
                     self._prepare_state(param, state)
-                self._update(group, state["step"] + 1, [param], [state])
+                self._update(group, state["step"] + 1, [param], [param.grad], [state])
         return loss
 
     def rollback_subgroup(self, sub_group_id: int, closure: Callable[[], Any] | None = None) -> Any:

@@ -1,0 +1,146 @@
+"""What the GPU optimizers share: which parameters they take, and DeepSpeed's ``step()``.
+
+Knows no formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepspeed.ops.native_optimizer import NativeOptimizer
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class FusedOptimizer(NativeOptimizer):
+    """A :class:`NativeOptimizer` of float32, float16, bfloat16 or float64 parameters on GPUs.
+
+    All parameters of a group that have one dtype, GPU and count are updated in one launch, without
+    the host waiting. States have the parameter's dtype and memory format.
+
+    Attributes:
+        set_grad_none: what :meth:`zero_grad` does by default.
+    """
+
+    _MEMORY_FORMAT = torch.preserve_format
+    _KEPT: tuple[str, ...] = ("set_grad_none",)
+
+    set_grad_none = True
+
+    def _load_op(self) -> None:
+        """Load the native op."""
+        raise NotImplementedError
+
+    def _check_param(self, param: Tensor) -> None:
+        if not param.is_cuda:
+            raise RuntimeError(
+                f"{type(self).__name__} updates GPU tensors, but a parameter is on "
+                f"{param.device}; move it with .cuda(), or use the optimizer of its device"
+            )
+        if param.dtype not in _DTYPES:
+            raise RuntimeError(
+                f"{type(self).__name__} can't update a parameter of dtype {param.dtype}; convert "
+                f"it to float32, float16, bfloat16 or float64"
+            )
+        self._check_plain(param)
+
+    def _state_dtype(self, param: Tensor) -> torch.dtype:
+        return param.dtype
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients: set them to None, or to zeros.
+
+        Args:
+            set_to_none: None for what the constructor's ``set_grad_none`` says.
+        """
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        grads: Any = None,
+        output_params: Any = None,
+        scale: Any = None,
+        grad_norms: Any = None,
+        **ignored: Any,
+    ) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss; runs with gradients enabled.
+            grads, output_params, scale, grad_norms: DeepSpeed's old interface; must be None.
+            grad_scaler: ignored. Not named in the signature: there it would keep torch's GradScaler
+                from handing over ``grad_scale`` and ``found_inf``.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            RuntimeError: an old argument is used; a parameter isn't on a GPU or of another dtype;
+                a gradient is sparse.
+            TypeError: an argument does not exist.
+        """
+        unknown = set(ignored) - {"grad_scaler"}
+        if unknown:
+            raise TypeError(f"step() got unexpected arguments: {', '.join(sorted(unknown))}")
+        if any(value is not None for value in (grads, output_params, scale, grad_norms)):
+            raise RuntimeError(
+                f"{type(self).__name__}.step() takes gradients from the parameters; call "
+                f"loss.backward(), then step() without grads, output_params, scale and grad_norms"
+            )
+        return super().step(closure)
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        step: int,
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+    ) -> None:
+        try:
+            super()._update(group, step, params, grads, states)
+        except RuntimeError:
+            kinds = self._by_kind(params, grads, states)
+            if len(kinds) < 2:
+                raise
+            for kind in kinds:
+                super()._update(group, step, *kind)
+        group["step"] = max(group.get("step", 0), step)
+
+    @staticmethod
+    def _by_kind(params: list[Tensor], *others: list[Any]) -> list[tuple[list[Any], ...]]:
+        """The parameters that can be updated in one launch, with what belongs to them."""
+        kinds: dict[object, tuple[list[Any], ...]] = {}
+        for row in zip(params, *others):
+            key = row[0].device, row[0].dtype
+            columns = kinds.setdefault(key, tuple([] for _ in row))
+            for column, value in zip(columns, row):
+                column.append(value)
+        return list(kinds.values())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state saved by this optimizer, DeepSpeed's, or torch's of the same formula.
+
+        DeepSpeed counts only a group's last parameter; the others' 0 is replaced by its count.
+
+        Raises:
+            ValueError: the state lacks a tensor this optimizer needs.
+            RuntimeError: it was saved with an option that isn't supported, such as amsgrad.
+        """
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            states = [self.state[p] for p in group["params"] if self.state.get(p)]
+            counts = [int(state["step"]) for state in states]
+            if counts and min(counts) == 0:
+                for state in states:
+                    state["step"] = max(counts)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "defaults" in state:  # unpickled or copied, not called by load_state_dict()
+            self._load_op()

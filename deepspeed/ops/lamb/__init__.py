@@ -1,0 +1,5 @@
+"""LAMB optimizers."""
+
+from .fused_lamb import FusedLamb
+
+__all__ = ["FusedLamb"]
