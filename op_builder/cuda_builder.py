@@ -33,6 +33,9 @@ _SHOW_GPU = (
     "that are elsewhere: `export TORCH_CUDA_ARCH_LIST='8.0;9.0+PTX'`."
 )
 
+#: (op, warning) pairs this process has printed: a list is read several times in a build.
+_told: set[tuple[str, str]] = set()
+
 
 class CUDAOpBuilder(OpBuilder):
     """An op with ``.cu`` sources, for NVIDIA GPUs."""
@@ -76,13 +79,18 @@ class CUDAOpBuilder(OpBuilder):
         kept = [c if isinstance(c, str) else ".".join(c) for c in self.filter_ccs(asked)]
         dropped = [name for name in asked if name not in kept]
         if dropped and kept:
-            self.warning(f"not compiled for {', '.join(dropped)}, which it can't run on.")
+            self._warn_once(f"not compiled for {', '.join(dropped)}, which it can't run on.")
         if not kept:
             raise ConfigurationError(
                 f"Op {self.name} runs on none of {', '.join(asked)}.",
                 "Name a GPU it runs on: `export TORCH_CUDA_ARCH_LIST='8.0;9.0+PTX'`.",
             )
         return cuda_arch.parse(";".join(kept))
+
+    def _warn_once(self, text: str) -> None:
+        if (self.name, text) not in _told:
+            _told.add((self.name, text))
+            self.warning(text)
 
     def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
         """nvcc's ``-gencode`` options, for :meth:`architectures` or the list given."""
