@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .builder import TorchCPUOpBuilder
-from .optimizer_check import compare, random_lists
+from .optimizer_check import check_lion_step
 
 
 class CPULionBuilder(TorchCPUOpBuilder):
@@ -21,15 +21,7 @@ class CPULionBuilder(TorchCPUOpBuilder):
         return ["csrc/common", "csrc/lion"]
 
     def self_check(self, op: object) -> None:
-        """One step in float32 and with bfloat16 parameters, against float64."""
-        lr, beta1, beta2, decay = 1e-2, 0.9, 0.99, 0.1
-        for low_precision in (False, True):
-            lists = random_lists(3, low_precision)
-            expected: list[list] = [[], []]
-            for tensors in zip(*lists):
-                p, g, m = (tensor.double() for tensor in tensors)
-                sign = (beta1 * m + (1 - beta1) * g).sign()
-                expected[0].append(p * (1 - lr * decay) - lr * sign)
-                expected[1].append(beta2 * m + (1 - beta2) * g)
-            op.lion_step(*lists, 1, lr, beta1, beta2, decay)
-            compare(self.NAME, [lists[0], lists[2]], expected)
+        def step(params: list, grads: list, exp_avgs: list, *constants: float) -> None:
+            op.lion_step(params, grads, exp_avgs, 1, *constants)
+
+        check_lion_step(self.NAME, step, "cpu")

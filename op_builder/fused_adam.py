@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from .cuda_builder import CUDAOpBuilder
-from .optimizer_check import compare, random_lists
+from .optimizer_check import check_adam_step
 
 if TYPE_CHECKING:
     import torch
@@ -31,21 +31,7 @@ class FusedAdamBuilder(CUDAOpBuilder):
         return FusedAdamOp(ops)
 
     def self_check(self, op: FusedAdamOp) -> None:
-        """One AdamW step in float32 and with bfloat16 parameters, against float64."""
-        lr, beta1, beta2, eps, decay, step = 1e-2, 0.9, 0.99, 1e-8, 0.1, 3
-        for low_precision in (False, True):
-            lists = random_lists(4, low_precision, "cuda")
-            expected: list[list] = [[], [], []]
-            for tensors in zip(*lists):
-                p, g, m, v = (tensor.double() for tensor in tensors)
-                m = beta1 * m + (1 - beta1) * g
-                v = beta2 * v + (1 - beta2) * g * g
-                denominator = v.sqrt() / (1 - beta2**step) ** 0.5 + eps
-                p = p * (1 - lr * decay) - lr / (1 - beta1**step) * m / denominator
-                for results, result in zip(expected, (p, m, v)):
-                    results.append(result)
-            op.adam_step(*lists, step, lr, beta1, beta2, eps, decay, True, True)
-            compare(self.NAME, [lists[0], lists[2], lists[3]], expected)
+        check_adam_step(self.NAME, op.adam_step, "cuda")
 
 
 class FusedAdamOp:

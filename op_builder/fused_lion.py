@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from .cuda_builder import CUDAOpBuilder
-from .optimizer_check import compare, random_lists
+from .optimizer_check import check_lion_step
 
 if TYPE_CHECKING:
     import torch
@@ -31,18 +31,7 @@ class FusedLionBuilder(CUDAOpBuilder):
         return FusedLionOp(ops)
 
     def self_check(self, op: FusedLionOp) -> None:
-        """One step in float32 and with bfloat16 parameters, against float64."""
-        lr, beta1, beta2, decay = 1e-2, 0.9, 0.99, 0.1
-        for low_precision in (False, True):
-            lists = random_lists(3, low_precision, "cuda")
-            expected: list[list] = [[], []]
-            for tensors in zip(*lists):
-                p, g, m = (tensor.double() for tensor in tensors)
-                sign = (beta1 * m + (1 - beta1) * g).sign()
-                expected[0].append(p * (1 - lr * decay) - lr * sign)
-                expected[1].append(beta2 * m + (1 - beta2) * g)
-            op.lion_step(*lists, lr, beta1, beta2, decay)
-            compare(self.NAME, [lists[0], lists[2]], expected)
+        check_lion_step(self.NAME, op.lion_step, "cuda")
 
 
 class FusedLionOp:
