@@ -130,9 +130,9 @@ class BuildPlan:
     link_flags: tuple[str, ...]
     environment_flags: tuple[str, ...]
     environment_link_flags: tuple[str, ...]
-    linker: tuple[str, ...]
     abi: tuple[str, ...]
     compiler: Tool | ToolchainError
+    linker: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     cuda: CudaPlan | None = None
 

@@ -61,6 +61,7 @@ def test_changing_any_of_its_files_changes_it(plan, tmp_path, name):
         {"op": "other"},
         {"abi": ("linux", "aarch64", "torch>=2.10 stable ABI")},
         {"compiler": Tool(("/usr/bin/g++",), ("/usr/bin/g++ 1 3",))},
+        {"architectures": ("sm_90",)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -70,11 +71,13 @@ def test_changing_what_decides_the_binary_changes_it(plan, change):
 
 def test_where_torch_lies_does_not_change_a_stable_op(plan):
     moved = replace(plan, environment_flags=("-isystem", "/x"), environment_link_flags=("-L/x",))
+    moved = replace(moved, linker=("-fuse-ld=lld",))
     assert fingerprint(moved).key == fingerprint(plan).key
 
 
-def test_the_portable_key_leaves_out_only_the_compiler(plan):
+def test_the_portable_key_leaves_out_only_the_compiler_and_the_gpus(plan):
     other = replace(plan, compiler=Tool(("/usr/bin/clang++",), ("/usr/bin/clang++ 5 6",)))
+    other = replace(other, architectures=("sm_90", "compute_90"))
     assert fingerprint(other).portable_key == fingerprint(plan).portable_key
     changed = replace(plan, flags=("-O2",))
     assert fingerprint(changed).portable_key != fingerprint(plan).portable_key

@@ -84,3 +84,12 @@ def test_the_diagnostics_of_an_error_are_those_of_the_step_that_failed(tmp_path)
         ninja_build.run_ninja(tmp_path, 1, tmp_path / "log")
     assert "broken.cpp:2" in error.value.details
     assert "noisy" not in error.value.details
+
+
+def test_a_faster_linker_that_fails_gives_way_to_the_default_one(tmp_path):
+    """As with a compiler that was moved: another linker doesn't find its libraries."""
+    plan = replace(UtilsBuilder().plan(), linker=("-fuse-ld=no-such-linker",))
+    ninja_build.write_ninja_file([plan], [tmp_path], tmp_path / "build.ninja")
+    ninja_build.run_ninja(tmp_path, 2, tmp_path / "log")
+    assert "no-such-linker" in (tmp_path / "log").read_text()
+    assert binary_note.read_note(tmp_path / "utils.so") is not None
