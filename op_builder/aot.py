@@ -220,7 +220,8 @@ def _compile(builders: Sequence[OpBuilder], temporary: Path, parallel: object) -
     log = temporary / "build.log"
     try:
         locks = source_tree.lock_descriptors()
-        ninja_build.run_ninja(temporary, jobs, log, Progress(sys.stdout), locks)
+        threads = ninja_build.nvcc_threads(plans, jobs)
+        ninja_build.run_ninja(temporary, jobs, log, Progress(sys.stdout), locks, threads)
     except BuildError as error:
         raise _failed(builders, error, log) from None
     return [folder / plan.binary_name for folder, plan in zip(folders, plans)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class FusedLambBuilder(CUDAOpBuilder):
     BUILD_VAR = "DS_BUILD_FUSED_LAMB"
     NAME = "fused_lamb"
-    functions = ("lamb_step",)
+    functions = ("lamb_step", "lamb_step_on_device")
 
     def absolute_name(self) -> str:
         return f"deepspeed.ops.lamb.{self.NAME}_op"
@@ -59,6 +59,7 @@ class FusedLambOp:
 
     def __init__(self, ops: SimpleNamespace) -> None:
         self.lamb_step = ops.lamb_step
+        self.lamb_step_on_device = ops.lamb_step_on_device
 
     def lamb(
         self,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class FusedLionBuilder(CUDAOpBuilder):
     BUILD_VAR = "DS_BUILD_FUSED_LION"
     NAME = "fused_lion"
-    functions = ("lion_step",)
+    functions = ("lion_step", "lion_step_on_device")
 
     def absolute_name(self) -> str:
         return f"deepspeed.ops.lion.{self.NAME}_op"
@@ -39,6 +39,7 @@ class FusedLionOp:
 
     def __init__(self, ops: SimpleNamespace) -> None:
         self.lion_step = ops.lion_step
+        self.lion_step_on_device = ops.lion_step_on_device
 
     def multi_tensor_lion(
         self,

@@ -170,7 +170,9 @@ def _build(plan: BuildPlan, print_: Fingerprint, folder: Path, verbose: bool) ->
         log = staging / "build.log"
         ninja_build.write_ninja_file([plan], [staging], staging / "build.ninja")
         progress = Progress(sys.stderr) if verbose else None
-        ninja_build.run_ninja(staging, compile_jobs(plan.bytes_per_job), log, progress)
+        jobs = compile_jobs(plan.bytes_per_job)
+        threads = ninja_build.nvcc_threads([plan], jobs)
+        ninja_build.run_ninja(staging, jobs, log, progress, threads=threads)
         compiler = version_text(plan.require_compiler())
         manifest = {**print_.manifest, "compiler_version": compiler}
         entry = cache.publish(staging, plan.op, print_.key, manifest)

@@ -46,6 +46,9 @@ _SHOWN_DIAGNOSTICS = 8
 #: How much longer nvcc takes than g++, for each architecture.
 _NVCC_COST = 4
 
+#: From here on nvcc can work with several threads.
+_SPLITTING_NVCC = (12, 6)
+
 _FAILED = re.compile(r"FAILED: (?:\[code=\d+\] )?(.+?)\s*$")
 
 
@@ -189,16 +192,27 @@ def failed_steps(log: str) -> list[FailedStep]:
     return steps
 
 
+def nvcc_threads(plans: Sequence[BuildPlan], jobs: int) -> int:
+    """How many threads each nvcc may use where ``plans`` have fewer kernel files than ``jobs``."""
+    cuda = [plan for plan in plans if plan.cuda is not None]
+    if any((plan.cuda.require_toolkit().version or (0, 0)) < _SPLITTING_NVCC for plan in cuda):
+        return 1
+    sources = [source for plan in cuda for source in plan.sources if source.suffix == CUDA_SUFFIX]
+    return max(1, jobs // max(1, len(sources)))
+
+
 def run_ninja(
     folder: Path,
     jobs: int,
     log: Path,
     progress: Progress | None = None,
     inherited: Sequence[int] = (),
+    threads: int = 1,
 ) -> None:
     """Run ``folder/build.ninja``; its output goes to ``log``, its finished steps to ``progress``.
 
-    ``inherited``: file descriptors that stay open as long as a compiler runs.
+    ``inherited``: file descriptors that stay open as long as a compiler runs. ``threads``: for
+    each nvcc.
 
     Raises:
         BuildError: a compiler or linker failed; its details are the first diagnostics.
@@ -206,15 +220,28 @@ def run_ninja(
     """
     argv = [find_ninja(), "-C", str(folder), "-j", str(jobs)]
     with open(log, "wb") as stream:
-        code = _wait(argv, stream, progress, inherited)
+        code = _wait(argv, stream, progress, inherited, _environment(threads))
     if code:
         output = log.read_text(encoding="utf-8", errors="replace")
         own = "\n".join(step.output for step in failed_steps(output))
         raise BuildError(f"ninja exited with {code}.", details=first_diagnostics(own or output))
 
 
+def _environment(threads: int) -> dict[str, str]:
+    environ = {**os.environ, "NINJA_STATUS": NINJA_STATUS, "LC_ALL": "C.UTF-8"}
+    if threads > 1:
+        # Not on the command line: another number of jobs is no reason to compile again.
+        own = os.environ.get("NVCC_PREPEND_FLAGS", "")
+        environ["NVCC_PREPEND_FLAGS"] = f"--split-compile={threads} {own}".rstrip()
+    return environ
+
+
 def _wait(
-    argv: list[str], log: BinaryIO, progress: Progress | None, inherited: Sequence[int]
+    argv: list[str],
+    log: BinaryIO,
+    progress: Progress | None,
+    inherited: Sequence[int],
+    environ: dict[str, str],
 ) -> int:
     """Run ``argv`` in a session of its own, so that an interrupt ends all its compilers."""
     try:
@@ -223,7 +250,7 @@ def _wait(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "NINJA_STATUS": NINJA_STATUS, "LC_ALL": "C.UTF-8"},
+            env=environ,
             start_new_session=True,
             pass_fds=tuple(inherited),
         )

@@ -40,10 +40,7 @@ void run(const char* op, const TensorList& params, const TensorList& grads,
   if (params.empty()) return;
   check_types(op, table);
   const int32_t device = table.device();
-  const AdamDeviceValues values{device_scalar(lr, device, {op, "lr", -1}),
-                                device_scalar(step, device, {op, "step", -1}),
-                                device_scalar(grad_scale, device, {op, "grad_scale", -1}),
-                                device_scalar(found_inf, device, {op, "found_inf", -1})};
+  const DeviceValues values = device_values(op, device, lr, step, grad_scale, found_inf);
   if (table.empty()) return;
   const FloatType type = table.type(kAdamParam), state = table.type(kAdamExpAvg);
   const auto* rows = table.rows(adam_chunk(type, state));
@@ -85,7 +82,7 @@ void adam_step_on_device(const TensorList& params, const TensorList& grads,
   if (params.all_meta()) return;
   run(kOp, params, grads, exp_avgs, exp_avg_sqs,
       {0.0, beta1, beta2, eps, weight_decay, 0.0, adamw, bias_correction}, &lr, &step,
-      grad_scale ? &*grad_scale : nullptr, found_inf ? &*found_inf : nullptr);
+      pointer_to(grad_scale), pointer_to(found_inf));
 }
 
 }  // namespace

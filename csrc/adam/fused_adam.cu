@@ -32,48 +32,32 @@ struct AdamConstants {
   A decay;          // AdamW: 1 − lr · weight_decay, else 1
   A l2;             // L2 mode: weight_decay, else 0
   A inverse_scale;  // 1 / grad_scale
-  bool skip;
-};
+  bool skip = false;
 
-template <class A>
-__host__ __device__ AdamConstants<A> constants_of(const AdamOptions& o, double scale, bool skip) {
-  const double correction1 = o.bias_correction ? 1.0 - pow(o.beta1, o.step) : 1.0;
-  const double correction2 = o.bias_correction ? 1.0 - pow(o.beta2, o.step) : 1.0;
-  AdamConstants<A> c;
-  c.beta1 = static_cast<A>(o.beta1);
-  c.one_minus_beta1 = static_cast<A>(1.0 - o.beta1);
-  c.beta2 = static_cast<A>(o.beta2);
-  c.one_minus_beta2 = static_cast<A>(1.0 - o.beta2);
-  c.step_size = static_cast<A>(o.lr / correction1);
-  c.root_correction = static_cast<A>(1.0 / sqrt(correction2));
-  c.eps = static_cast<A>(o.eps);
-  c.decay = static_cast<A>(o.adamw ? 1.0 - o.lr * o.weight_decay : 1.0);
-  c.l2 = static_cast<A>(o.adamw ? 0.0 : o.weight_decay);
-  c.inverse_scale = static_cast<A>(1.0 / scale);
-  c.skip = skip;
-  return c;
-}
-
-// One thread: the constants of this step, out of values that only the GPU knows.
-template <class A>
-__global__ void prepare(AdamOptions options, AdamDeviceValues values, AdamConstants<A>* to) {
-  const bool skip = values.found_inf != nullptr && *values.found_inf != 0.0f;
-  if (values.step != nullptr) {
-    if (!skip) *values.step += 1.0f;
-    options.step = *values.step;
+  __host__ __device__ explicit AdamConstants(const AdamOptions& o) {
+    const double correction1 = o.bias_correction ? 1.0 - pow(o.beta1, o.step) : 1.0;
+    const double correction2 = o.bias_correction ? 1.0 - pow(o.beta2, o.step) : 1.0;
+    beta1 = static_cast<A>(o.beta1);
+    one_minus_beta1 = static_cast<A>(1.0 - o.beta1);
+    beta2 = static_cast<A>(o.beta2);
+    one_minus_beta2 = static_cast<A>(1.0 - o.beta2);
+    step_size = static_cast<A>(o.lr / correction1);
+    root_correction = static_cast<A>(1.0 / sqrt(correction2));
+    eps = static_cast<A>(o.eps);
+    decay = static_cast<A>(o.adamw ? 1.0 - o.lr * o.weight_decay : 1.0);
+    l2 = static_cast<A>(o.adamw ? 0.0 : o.weight_decay);
+    inverse_scale = static_cast<A>(1.0 / o.grad_scale);
   }
-  if (values.lr != nullptr) options.lr = *values.lr;
-  *to = constants_of<A>(options, values.grad_scale != nullptr ? *values.grad_scale : 1.0, skip);
-}
+};
 
 template <class L>
 __global__ void __launch_bounds__(kThreads)
-    adam_kernel(TensorTable<kAdamStreams> table, AdamConstants<typename L::A> values,
-                const AdamConstants<typename L::A>* device_values) {
+    adam_kernel(TensorTable<kAdamStreams> table,
+                Constants<AdamConstants<typename L::A>> constants) {
   using A = typename L::A;
   const int64_t chunk = blockIdx.x;
   const TensorRow<kAdamStreams>& row = table.rows[table.row_of_chunk[chunk]];
-  const AdamConstants<A> c = device_values != nullptr ? *device_values : values;
+  const AdamConstants<A> c = constants.get();
   if (c.skip) return;
   const int64_t begin = (chunk - row.first_chunk) * L::kChunk;
   for_each_element<L, ~0u, kParamBit | kStateBits>(row, begin, [&](A& p, A g, A* states, int) {
@@ -86,25 +70,18 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-constexpr int64_t kConstantsBytes = 128;
-
 template <class P, class S>
 const char* launch(const TensorRow<kAdamStreams>* rows, int32_t row_count, int64_t chunks,
-                   const AdamOptions& options, const AdamDeviceValues& values, char* workspace,
+                   const AdamOptions& options, const DeviceValues& values, char* workspace,
                    cudaStream_t stream) {
-  using A = typename AdamLayout<P, S>::A;
-  static_assert(sizeof(AdamConstants<A>) <= kConstantsBytes, "they have to fit");
-  auto* constants = reinterpret_cast<AdamConstants<A>*>(workspace);
+  using L = AdamLayout<P, S>;
   auto* device_rows = reinterpret_cast<TensorRow<kAdamStreams>*>(workspace + kConstantsBytes);
   auto* row_of_chunk = reinterpret_cast<int32_t*>(device_rows + row_count);
   const char* error = upload_table(rows, row_count, chunks, device_rows, row_of_chunk, stream);
   if (error != nullptr) return error;
-  const bool on_device = values.step != nullptr || values.lr != nullptr ||
-                         values.grad_scale != nullptr || values.found_inf != nullptr;
-  if (on_device) prepare<A><<<1, 1, 0, stream>>>(options, values, constants);
-  adam_kernel<AdamLayout<P, S>><<<static_cast<unsigned>(chunks), kThreads, 0, stream>>>(
-      {device_rows, row_of_chunk}, constants_of<A>(options, 1.0, false),
-      on_device ? constants : nullptr);
+  adam_kernel<L><<<static_cast<unsigned>(chunks), kThreads, 0, stream>>>(
+      {device_rows, row_of_chunk},
+      constants_of<AdamConstants<typename L::A>>(options, values, workspace, stream));
   return last_error();
 }
 
@@ -122,8 +99,7 @@ int64_t adam_workspace(int32_t rows, int64_t chunks) {
 
 const char* launch_adam(FloatType params, FloatType states, const TensorRow<kAdamStreams>* rows,
                         int32_t row_count, int64_t chunks, const AdamOptions& options,
-                        const AdamDeviceValues& values, void* workspace, int32_t device,
-                        void* stream) {
+                        const DeviceValues& values, void* workspace, int32_t device, void* stream) {
   const char* error = set_device(device);
   if (error != nullptr) return error;
   return for_types(params, states, [&](auto p, auto s) {

@@ -22,15 +22,7 @@ struct AdamOptions {
   double step;
   bool adamw;
   bool bias_correction;
-};
-
-// Values that live on the GPU, float32 each, so that the host need not know them; null: not used.
-// `step` is counted up by the update, unless `found_inf` is not 0, in which case nothing is.
-struct AdamDeviceValues {
-  const float* lr;
-  float* step;
-  const float* grad_scale;
-  const float* found_inf;
+  double grad_scale = 1.0;  // gradients are divided by it
 };
 
 // How many elements one block updates.
@@ -43,7 +35,6 @@ int64_t adam_workspace(int32_t rows, int64_t chunks);
 // Returns null, or the text of a CUDA error.
 const char* launch_adam(FloatType params, FloatType states, const TensorRow<kAdamStreams>* rows,
                         int32_t row_count, int64_t chunks, const AdamOptions& options,
-                        const AdamDeviceValues& values, void* workspace, int32_t device,
-                        void* stream);
+                        const DeviceValues& values, void* workspace, int32_t device, void* stream);
 
 }  // namespace deepspeed

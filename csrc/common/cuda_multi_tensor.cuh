@@ -82,6 +82,42 @@ const char* upload_table(const TensorRow<N>* rows, int32_t count, int64_t chunks
   return last_error();
 }
 
+// The factors of an update, which kernels take by value: known to the host, or else left in device
+// memory by `prepare`. C is made from the op's options and has a member `skip`.
+template <class C>
+struct Constants {
+  C on_host;
+  const C* on_device;
+
+  __device__ C get() const { return on_device != nullptr ? *on_device : on_host; }
+};
+
+// Device memory for one C, in front of a workspace.
+constexpr int64_t kConstantsBytes = 128;
+
+// One thread: what the GPU knows takes the place of what the host said.
+template <class C, class Options>
+__global__ void prepare(Options options, DeviceValues values, C* to) {
+  const bool skip = values.found_inf != nullptr && *values.found_inf != 0.0f;
+  if (values.step != nullptr) {
+    if (!skip) *values.step += 1.0f;
+    options.step = *values.step;
+  }
+  if (values.lr != nullptr) options.lr = *values.lr;
+  if (values.grad_scale != nullptr) options.grad_scale *= *values.grad_scale;
+  *to = C(options);
+  to->skip = skip;
+}
+
+template <class C, class Options>
+Constants<C> constants_of(const Options& options, const DeviceValues& values, void* workspace,
+                          cudaStream_t stream) {
+  static_assert(sizeof(C) <= kConstantsBytes, "they have to fit");
+  auto* on_device = static_cast<C*>(workspace);
+  if (values.any()) prepare<C><<<1, 1, 0, stream>>>(options, values, on_device);
+  return {C(options), values.any() ? on_device : nullptr};
+}
+
 // The arithmetic type of storage type T.
 template <class T>
 struct Arithmetic {

@@ -25,6 +25,20 @@ struct TensorTable {
   const int32_t* row_of_chunk;
 };
 
+// What of a step lives on the GPU, float32 each, so that the host need not know it; null: not used.
+// `step` is counted up by the update, unless `found_inf` is not 0, in which case nothing is
+// written.
+struct DeviceValues {
+  const float* lr = nullptr;
+  float* step = nullptr;
+  const float* grad_scale = nullptr;
+  const float* found_inf = nullptr;
+
+  bool any() const {
+    return lr != nullptr || step != nullptr || grad_scale != nullptr || found_inf != nullptr;
+  }
+};
+
 // The device memory a table takes.
 template <int N>
 constexpr int64_t table_bytes(int32_t rows, int64_t chunks) {

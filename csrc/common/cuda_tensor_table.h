@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <vector>
 
 #include "checks.h"
@@ -214,6 +215,21 @@ inline float* device_scalar(const torch::stable::Tensor* tensor, int32_t device,
     argument.fail("is on another GPU than the parameters; move it there");
   }
   return static_cast<float*>(get(&aoti_torch_get_data_ptr, tensor->get()));
+}
+
+// What of a step lives on `device`; null for what doesn't.
+inline DeviceValues device_values(const char* op, int32_t device, const torch::stable::Tensor* lr,
+                                  const torch::stable::Tensor* step,
+                                  const torch::stable::Tensor* grad_scale,
+                                  const torch::stable::Tensor* found_inf) {
+  return {device_scalar(lr, device, {op, "lr", -1}), device_scalar(step, device, {op, "step", -1}),
+          device_scalar(grad_scale, device, {op, "grad_scale", -1}),
+          device_scalar(found_inf, device, {op, "found_inf", -1})};
+}
+
+// A Tensor? argument as the functions above take it.
+inline const torch::stable::Tensor* pointer_to(const std::optional<torch::stable::Tensor>& tensor) {
+  return tensor ? &*tensor : nullptr;
 }
 
 }  // namespace deepspeed

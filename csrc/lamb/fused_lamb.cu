@@ -35,26 +35,22 @@ struct LambConstants {
   A weight_decay;
   A inverse_scale;
   A step_size;  // lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ)
-  const float* device_grad_scale;
-};
+  bool skip = false;
 
-template <class A>
-LambConstants<A> constants_of(const LambOptions& o) {
-  const double step = static_cast<double>(o.step);
-  const double correction =
-      o.bias_correction ? std::sqrt(1.0 - std::pow(o.beta2, step)) / (1.0 - std::pow(o.beta1, step))
-                        : 1.0;
-  return {static_cast<A>(o.beta1),
-          static_cast<A>(1.0 - o.beta1),
-          static_cast<A>(o.beta2),
-          static_cast<A>(1.0 - o.beta2),
-          static_cast<A>(o.eps_inside_sqrt ? o.eps : 0.0),
-          static_cast<A>(o.eps_inside_sqrt ? 0.0 : o.eps),
-          static_cast<A>(o.weight_decay),
-          static_cast<A>(1.0 / o.grad_scale),
-          static_cast<A>(o.lr * correction),
-          o.device_grad_scale};
-}
+  __host__ __device__ explicit LambConstants(const LambOptions& o) {
+    const double correction =
+        o.bias_correction ? sqrt(1.0 - pow(o.beta2, o.step)) / (1.0 - pow(o.beta1, o.step)) : 1.0;
+    beta1 = static_cast<A>(o.beta1);
+    one_minus_beta1 = static_cast<A>(1.0 - o.beta1);
+    beta2 = static_cast<A>(o.beta2);
+    one_minus_beta2 = static_cast<A>(1.0 - o.beta2);
+    eps_inside = static_cast<A>(o.eps_inside_sqrt ? o.eps : 0.0);
+    eps_outside = static_cast<A>(o.eps_inside_sqrt ? 0.0 : o.eps);
+    weight_decay = static_cast<A>(o.weight_decay);
+    inverse_scale = static_cast<A>(1.0 / o.grad_scale);
+    step_size = static_cast<A>(o.lr * correction);
+  }
+};
 
 template <class A>
 __device__ inline A direction(A p, A m, A v, const LambConstants<A>& c) {
@@ -88,18 +84,18 @@ struct Squares {
 
 template <class L>
 __global__ void __launch_bounds__(kThreads)
-    moments_and_norms(TensorTable<kLambStreams> table, LambConstants<typename L::A> c,
-                      Squares* squares) {
+    moments_and_norms(TensorTable<kLambStreams> table,
+                      Constants<LambConstants<typename L::A>> constants, Squares* squares) {
   using A = typename L::A;
+  const LambConstants<A> c = constants.get();
+  if (c.skip) return;
   const int64_t chunk = blockIdx.x;
   const TensorRow<kLambStreams>& row = table.rows[table.row_of_chunk[chunk]];
   const int64_t begin = (chunk - row.first_chunk) * L::kChunk;
-  const A scale =
-      c.device_grad_scale != nullptr ? c.inverse_scale / A(*c.device_grad_scale) : c.inverse_scale;
   A sum_p(0), sum_u(0);
   for_each_element<L, ~0u, kStateBits>(row, begin, [&](A& p, A g, A* states, int) {
     A &m = states[0], &v = states[1];
-    g *= scale;
+    g *= c.inverse_scale;
     m = c.beta1 * m + c.one_minus_beta1 * g;
     v = c.beta2 * v + c.one_minus_beta2 * g * g;
     const A u = direction(p, m, v, c);
@@ -112,11 +108,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One block a row.
+template <class A>
 __global__ void __launch_bounds__(kThreads)
     coefficients_of_rows(const TensorRow<kLambStreams>* rows, int32_t row_count, int64_t chunks,
-                         const Squares* squares, double min_coeff, double max_coeff,
-                         double* coefficients, float* reported) {
+                         Constants<LambConstants<A>> constants, const Squares* squares,
+                         double min_coeff, double max_coeff, double* coefficients,
+                         float* reported) {
   const int32_t row = blockIdx.x;
+  if (constants.get().skip) {
+    if (threadIdx.x == 0) reported[row] = 1.0f;
+    return;
+  }
   const int64_t end = row + 1 < row_count ? rows[row + 1].first_chunk : chunks;
   double p = 0.0, u = 0.0;
   for (int64_t i = rows[row].first_chunk + threadIdx.x; i < end; i += kThreads) {
@@ -139,9 +141,11 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class L>
 __global__ void __launch_bounds__(kThreads)
-    move_params(TensorTable<kLambStreams> table, LambConstants<typename L::A> c,
+    move_params(TensorTable<kLambStreams> table, Constants<LambConstants<typename L::A>> constants,
                 const double* coefficients) {
   using A = typename L::A;
+  const LambConstants<A> c = constants.get();
+  if (c.skip) return;
   using G = typename L::G;
   // The last chunks of the first pass may still be in the L2 cache.
   const int64_t chunk = gridDim.x - 1 - blockIdx.x;
@@ -181,22 +185,23 @@ auto for_lamb_types(FloatType params, FloatType grads, F&& f) {
 
 template <class P, class G>
 const char* launch(const TensorRow<kLambStreams>* rows, int32_t row_count, int64_t chunks,
-                   const LambOptions& options, float* reported, char* workspace,
-                   cudaStream_t stream) {
+                   const LambOptions& options, const DeviceValues& values, float* reported,
+                   char* workspace, cudaStream_t stream) {
   using L = LambLayout<P, G>;
-  auto* squares = reinterpret_cast<Squares*>(workspace);
+  auto* squares = reinterpret_cast<Squares*>(workspace + kConstantsBytes);
   auto* coefficients = reinterpret_cast<double*>(squares + chunks);
   auto* device_rows = reinterpret_cast<TensorRow<kLambStreams>*>(coefficients + row_count);
   auto* row_of_chunk = reinterpret_cast<int32_t*>(device_rows + row_count);
   const char* error = upload_table(rows, row_count, chunks, device_rows, row_of_chunk, stream);
   if (error != nullptr) return error;
   const TensorTable<kLambStreams> table{device_rows, row_of_chunk};
-  const auto constants = constants_of<typename L::A>(options);
+  const auto constants =
+      constants_of<LambConstants<typename L::A>>(options, values, workspace, stream);
   const auto blocks = static_cast<unsigned>(chunks);
   if (chunks > 0) moments_and_norms<L><<<blocks, kThreads, 0, stream>>>(table, constants, squares);
   coefficients_of_rows<<<static_cast<unsigned>(row_count), kThreads, 0, stream>>>(
-      device_rows, row_count, chunks, squares, options.min_coeff, options.max_coeff, coefficients,
-      reported);
+      device_rows, row_count, chunks, constants, squares, options.min_coeff, options.max_coeff,
+      coefficients, reported);
   if (chunks > 0) move_params<L><<<blocks, kThreads, 0, stream>>>(table, constants, coefficients);
   return last_error();
 }
@@ -210,18 +215,19 @@ int64_t lamb_chunk(FloatType params, FloatType grads) {
 }
 
 int64_t lamb_workspace(int32_t rows, int64_t chunks) {
-  return chunks * static_cast<int64_t>(sizeof(Squares)) +
+  return kConstantsBytes + chunks * static_cast<int64_t>(sizeof(Squares)) +
          rows * static_cast<int64_t>(sizeof(double)) + table_bytes<kLambStreams>(rows, chunks);
 }
 
 const char* launch_lamb(FloatType params, FloatType grads, const TensorRow<kLambStreams>* rows,
                         int32_t row_count, int64_t chunks, const LambOptions& options,
-                        float* coefficients, void* workspace, int32_t device, void* stream) {
+                        const DeviceValues& values, float* coefficients, void* workspace,
+                        int32_t device, void* stream) {
   const char* error = set_device(device);
   if (error != nullptr) return error;
   return for_lamb_types(params, grads, [&](auto p, auto g) {
     return launch<typename decltype(p)::type, typename decltype(g)::type>(
-        rows, row_count, chunks, options, coefficients, static_cast<char*>(workspace),
+        rows, row_count, chunks, options, values, coefficients, static_cast<char*>(workspace),
         static_cast<cudaStream_t>(stream));
   });
 }

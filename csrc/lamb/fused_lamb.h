@@ -23,10 +23,9 @@ struct LambOptions {
   double max_coeff;
   double min_coeff;
   double grad_scale;  // gradients are divided by it
-  int64_t step;
+  double step;
   bool eps_inside_sqrt;
   bool bias_correction;
-  const float* device_grad_scale;  // and by this, on the GPU; null for 1
 };
 
 // How many elements one block updates.
@@ -36,10 +35,11 @@ int64_t lamb_chunk(FloatType params, FloatType grads);
 int64_t lamb_workspace(int32_t rows, int64_t chunks);
 
 // Updates all rows on `stream` of `device`, without waiting, and writes each row's coefficient to
-// `coefficients` (float32). States are float32, beside float64 parameters float64. Returns null, or
-// the text of a CUDA error.
+// `coefficients` (float32), 1 where the step is skipped. States are float32, beside float64
+// parameters float64. Returns null, or the text of a CUDA error.
 const char* launch_lamb(FloatType params, FloatType grads, const TensorRow<kLambStreams>* rows,
                         int32_t row_count, int64_t chunks, const LambOptions& options,
-                        float* coefficients, void* workspace, int32_t device, void* stream);
+                        const DeviceValues& values, float* coefficients, void* workspace,
+                        int32_t device, void* stream);
 
 }  // namespace deepspeed

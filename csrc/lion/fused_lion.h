@@ -18,6 +18,8 @@ struct FusedLionOptions {
   double beta1;
   double beta2;
   double weight_decay;
+  double grad_scale = 1.0;  // gradients are divided by it
+  double step = 0.0;        // counted, not used
 };
 
 // How many elements one block updates.
@@ -30,7 +32,8 @@ int64_t fused_lion_workspace(int32_t rows, int64_t chunks);
 // Returns null, or the text of a CUDA error.
 const char* launch_fused_lion(FloatType params, FloatType states,
                               const TensorRow<kFusedLionStreams>* rows, int32_t row_count,
-                              int64_t chunks, const FusedLionOptions& options, void* workspace,
-                              int32_t device, void* stream);
+                              int64_t chunks, const FusedLionOptions& options,
+                              const DeviceValues& values, void* workspace, int32_t device,
+                              void* stream);
 
 }  // namespace deepspeed

@@ -22,14 +22,20 @@ class FusedOptimizer(NativeOptimizer):
     All parameters of a group that have one dtype, GPU and count are updated in one launch, without
     the host waiting. States have the parameter's dtype and memory format.
 
+    A capturable optimizer keeps counts on the GPU, one tensor for parameters of one kind and count,
+    and takes the learning rate from there: a CUDA graph of :meth:`step` counts and follows it. It
+    also takes over torch.amp.GradScaler's unscaling and skipping of steps with infinities.
+
     Attributes:
         set_grad_none: what :meth:`zero_grad` does by default.
+        capturable: whether counts are kept on the GPU.
     """
 
     _MEMORY_FORMAT = torch.preserve_format
-    _KEPT: tuple[str, ...] = ("set_grad_none",)
+    _KEPT: tuple[str, ...] = ("set_grad_none", "capturable")
 
     set_grad_none = True
+    capturable = False
 
     def _load_op(self) -> None:
         """Load the native op."""
@@ -110,7 +116,8 @@ class FusedOptimizer(NativeOptimizer):
                 raise
             for kind in kinds:
                 super()._update(group, step, *kind)
-        group["step"] = max(group.get("step", 0), step)
+        if not self.capturable:
+            group["step"] = max(group.get("step", 0), step)
 
     @staticmethod
     def _by_kind(params: list[Tensor], *others: list[Any]) -> list[tuple[list[Any], ...]]:
@@ -122,6 +129,61 @@ class FusedOptimizer(NativeOptimizer):
             for column, value in zip(columns, row):
                 column.append(value)
         return list(kinds.values())
+
+    # -- counts on the GPU -----------------------------------------------------------------
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler passes ``grad_scale`` and ``found_inf`` instead of waiting."""
+        return self.capturable
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        # Parameters first updated in one call may share a count; later ones lag behind them.
+        self._new_counts: dict[object, Tensor] = {}
+        if self.capturable:
+            self._part_counts([(p, p.grad is not None) for p in group["params"]])
+        super()._step_group(group)
+
+    def _part_counts(self, params: list[tuple[Tensor, bool]]) -> None:
+        """Give those that won't be updated a count apart from those that will."""
+        states = [(state, moves) for p, moves in params if (state := self.state.get(p))]
+        moving = {id(state["step"]) for state, moves in states if moves}
+        kept: dict[int, Tensor] = {}
+        for state, moves in states:
+            count = state["step"]
+            if not moves and id(count) in moving:
+                state["step"] = kept.setdefault(id(count), count.clone())
+
+    def _first_count(self, param: Tensor) -> Any:
+        return self._count_of(param, 0, self._new_counts) if self.capturable else 0
+
+    def _next_count(self, count: Any) -> Any:
+        return count if self.capturable else count + 1  # the op counts on the GPU
+
+    @staticmethod
+    def _count_of(param: Tensor, count: int, shared: dict[object, Tensor]) -> Tensor:
+        """``count`` on the GPU of ``param``: one tensor for all of its kind in ``shared``."""
+        key = param.device, param.dtype, count
+        if key not in shared:
+            shared[key] = torch.full((), float(count), dtype=torch.float32, device=param.device)
+        return shared[key]
+
+    @staticmethod
+    def _on_device(value: Any, device: torch.device) -> Tensor | None:
+        """A number or tensor as a float32 tensor on ``device``; None for None."""
+        if isinstance(value, Tensor):
+            return value.to(device, torch.float32)
+        if value is None:
+            return None
+        return torch.full((), value, dtype=torch.float32, device=device)
+
+    def _amp_scaling(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """GradScaler's ``grad_scale`` and ``found_inf`` for this step; None outside of it."""
+        given = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        scale, found = (self._on_device(value, device) for value in given)
+        return scale, found
+
+    # -- state dictionaries, copies --------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state saved by this optimizer, DeepSpeed's, or torch's of the same formula.
@@ -139,6 +201,11 @@ class FusedOptimizer(NativeOptimizer):
             if counts and min(counts) == 0:
                 for state in states:
                     state["step"] = max(counts)
+            if self.capturable:
+                shared: dict[object, Tensor] = {}
+                for param in group["params"]:
+                    if state := self.state.get(param):
+                        state["step"] = self._count_of(param, int(state["step"]), shared)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -132,14 +132,21 @@ class NativeOptimizer(Optimizer):
                     self._prepare_state(param, state)
         counts = {state["step"] for state in states}
         if len(counts) == 1:
-            return self._update(group, counts.pop() + 1, params, grads, states)
+            return self._update(group, self._next_count(counts.pop()), params, grads, states)
         # Chosen before any is updated: an update moves parameters on to the next count.
         batches = {count: ([], [], []) for count in counts}
         for row in zip(params, grads, states):
             for column, value in zip(batches[row[2]["step"]], row):
                 column.append(value)
         for count, batch in batches.items():
-            self._update(group, count + 1, *batch)
+            self._update(group, self._next_count(count), *batch)
+
+    def _first_count(self, param: Tensor) -> Any:
+        """The ``step`` of a parameter that was never updated."""
+        return 0
+
+    def _next_count(self, count: Any) -> Any:
+        return count + 1
 
     @staticmethod
     def _with_gradients(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -225,7 +232,7 @@ class NativeOptimizer(Optimizer):
 
     def _prepare_state(self, param: Tensor, state: dict[str, Any]) -> None:
         self._check_param(param)
-        state["step"] = 0
+        state["step"] = self._first_count(param)
         for name in self._STATES:
             state[name] = torch.zeros_like(
                 param, dtype=self._state_dtype(param), memory_format=self._MEMORY_FORMAT

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deepspeed.ops.op_builder import CUDAOpBuilder, FusedAdamBuilder, builder, cuda_builder
+from deepspeed.ops.op_builder import (
+    CUDAOpBuilder,
+    FusedAdamBuilder,
+    FusedLambBuilder,
+    UtilsBuilder,
+    builder,
+    cuda_builder,
+    ninja_build,
+)
 from deepspeed.ops.op_builder.errors import ConfigurationError, ToolchainError
 
 from tests.op_builder.test_cuda_toolkit import make_toolkit
@@ -130,8 +138,6 @@ def test_an_op_for_gpus_is_not_compatible_with_a_cpu_build_of_torch(gpus):
 
 @without_cuda_in_torch
 def test_what_is_compiled_gets_exactly_the_flags_of_the_list(gpus, tmp_path):
-    from deepspeed.ops.op_builder import ninja_build
-
     gpus(listed="9.0a;8.0+PTX")
     plan = FusedAdamBuilder().plan(ahead_of_time=True)
     assert plan.architectures == ("sm_80", "compute_80", "sm_90a")
@@ -141,3 +147,22 @@ def test_what_is_compiled_gets_exactly_the_flags_of_the_list(gpus, tmp_path):
     (kernel,) = [line for line in text.splitlines() if "argv" in line and "nvcc" in line]
     assert "/torch/include" not in kernel and "TORCH_TARGET_VERSION" not in kernel
     assert "fast-math" not in kernel and "fast_math" not in kernel
+
+
+@without_cuda_in_torch
+def test_jobs_left_over_are_threads_of_nvcc(gpus, monkeypatch):
+    gpus(listed="9.0")
+    adam, lamb = (b().plan(ahead_of_time=True) for b in (FusedAdamBuilder, FusedLambBuilder))
+    cases = [([adam], 8, 8), ([adam, lamb], 9, 4), ([adam, lamb], 1, 1), ([], 4, 4)]
+    for plans, jobs, threads in cases:
+        assert ninja_build.nvcc_threads([UtilsBuilder().plan(), *plans], jobs) == threads
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-DGIVEN")
+    assert ninja_build._environment(1)["NVCC_PREPEND_FLAGS"] == "-DGIVEN"
+    assert ninja_build._environment(4)["NVCC_PREPEND_FLAGS"] == "--split-compile=4 -DGIVEN"
+
+
+@without_cuda_in_torch
+def test_an_older_nvcc_is_not_asked_to_use_threads(gpus, monkeypatch, tmp_path):
+    gpus(listed="9.0")
+    monkeypatch.setenv("CUDA_HOME", str(make_toolkit(tmp_path / "older", 12, 4)))
+    assert ninja_build.nvcc_threads([FusedAdamBuilder().plan(ahead_of_time=True)], 8) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from deepspeed.ops.fused_optimizer import FusedOptimizer
@@ -46,7 +45,7 @@ class FusedAdam(FusedOptimizer):
     """
 
     _STATES = ("exp_avg", "exp_avg_sq")
-    _KEPT = ("set_grad_none", "adam_w_mode", "capturable")
+    _KEPT = ("set_grad_none", "capturable", "adam_w_mode")
 
     def __init__(
         self,
@@ -75,11 +74,6 @@ class FusedAdam(FusedOptimizer):
         super().__init__(params, defaults)
         self._load_op()
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler passes ``grad_scale`` and ``found_inf`` instead of waiting."""
-        return self.capturable
-
     def _load_op(self) -> None:
         self._op = FusedAdamBuilder().load()
         self.multi_tensor_adam = self._op.multi_tensor_adam
@@ -87,82 +81,20 @@ class FusedAdam(FusedOptimizer):
     def _native_step(
         self,
         group: dict[str, Any],
-        step: int,
+        step: Any,
         params: list[Tensor],
         grads: list[Tensor],
         states: list[list[Tensor]],
     ) -> None:
-        self._op.adam_step(
-            *(params, grads, *states, step, float(group["lr"])), *self._constants(group)
-        )
-
-    def _constants(self, group: dict[str, Any]) -> tuple[float, float, float, float, bool, bool]:
         beta1, beta2 = map(float, group["betas"])
-        decay = float(group["weight_decay"])
+        constants = beta1, beta2, float(group["eps"]), float(group["weight_decay"])
         modes = bool(self.adam_w_mode), bool(group["bias_correction"])
-        return beta1, beta2, float(group["eps"]), decay, *modes
-
-    # -- counts on the GPU -----------------------------------------------------------------
-
-    def _step_group(self, group: dict[str, Any]) -> None:
+        tensors = params, grads, *states
         if not self.capturable:
-            return super()._step_group(group)
-        params, grads = self._with_gradients(group)
-        states = self._states_of(params)
-        self._prepare_new(params, states)
-        batches: dict[int, tuple[list[Any], ...]] = {}
-        for row in zip(params, grads, states):
-            batch = batches.setdefault(id(row[2]["step"]), ([], [], []))
-            for column, value in zip(batch, row):
-                column.append(value)
-        for batch in batches.values():
-            self._update_on_device(group, *batch)
-
-    def _prepare_new(self, params: list[Tensor], states: list[dict[str, Any]]) -> None:
-        """States for parameters that have none; those of one kind share a count."""
-        new = [(param, state) for param, state in zip(params, states) if not state]
-        if not new:
+            self._op.adam_step(*tensors, step, float(group["lr"]), *constants, *modes)
             return
-        for kind_params, kind_states in self._by_kind(*map(list, zip(*new))):
-            count = torch.zeros((), dtype=torch.float32, device=kind_params[0].device)
-            for param, state in zip(kind_params, kind_states):
-                self._prepare_state(param, state)
-                state["step"] = count
-
-    def _update_on_device(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-    ) -> None:
         device = params[0].device
-        lr = group["lr"]
-        if not isinstance(lr, Tensor):
-            lr = torch.full((), lr, dtype=torch.float32, device=device)
-        scaling = [getattr(self, name, None) for name in ("grad_scale", "found_inf")]
-        tensors = [[state[name] for state in states] for name in self._STATES]
+        lr = self._on_device(group["lr"], device)
         self._op.adam_step_on_device(
-            *(params, grads, *tensors, states[0]["step"], lr.to(device, torch.float32)),
-            *self._constants(group),
-            *(value if value is None else value.to(device) for value in scaling),
+            *tensors, step, lr, *constants, *modes, *self._amp_scaling(device)
         )
-        torch.autograd.graph.increment_version(params)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        if self.capturable:
-            for group in self.param_groups:
-                self._share_counts(group)
-
-    def _share_counts(self, group: dict[str, Any]) -> None:
-        """Put loaded counts onto the GPUs, equal ones of one kind as one tensor."""
-        shared: dict[object, Tensor] = {}
-        for param in group["params"]:
-            state = self.state.get(param)
-            if state:
-                key = (param.device, param.dtype, int(state["step"]))
-                if key not in shared:
-                    count = torch.full((), float(key[2]), dtype=torch.float32, device=param.device)
-                    shared[key] = count
-                state["step"] = shared[key]

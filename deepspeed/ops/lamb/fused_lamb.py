@@ -47,6 +47,10 @@ class FusedLamb(FusedOptimizer):
         max_grad_norm: gradients with a larger norm are scaled down to it; 0 for no limit.
         max_coeff, min_coeff: bounds of the trust coefficient.
         amsgrad: not supported, must be False.
+        capturable: keep counts on the GPU, so that a CUDA graph of :meth:`step` can be replayed.
+            ``lr`` may then be a float32 tensor on the GPU, read at each replay. A
+            ``torch.amp.GradScaler`` then leaves unscaling, and skipping a step with infinities, to
+            the kernel: no host waits. Gradients stay scaled.
 
     Attributes:
         lamb_coeffs: the trust coefficients of the last step, tensors [1], one a parameter.
@@ -57,7 +61,7 @@ class FusedLamb(FusedOptimizer):
     """
 
     _STATES = ("exp_avg", "exp_avg_sq")
-    _KEPT = ("set_grad_none", "eps_inside_sqrt")
+    _KEPT = ("set_grad_none", "capturable", "eps_inside_sqrt")
 
     def __init__(
         self,
@@ -72,8 +76,10 @@ class FusedLamb(FusedOptimizer):
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
         amsgrad: bool = False,
+        capturable: bool = False,
     ) -> None:
         self.eps_inside_sqrt = eps_inside_sqrt
+        self.capturable = capturable
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -160,8 +166,9 @@ class FusedLamb(FusedOptimizer):
         nested = bool(given) and isinstance(given[0], (list, tuple))
         return given if nested else [given]
 
-    @staticmethod
-    def _rows_of_group(group: dict[str, Any], grads: Any, outputs: Any, norms: Any) -> list[_Row]:
+    def _rows_of_group(
+        self, group: dict[str, Any], grads: Any, outputs: Any, norms: Any
+    ) -> list[_Row]:
         params = group["params"]
         grads = [param.grad for param in params] if grads is None else list(grads)
         outputs = [None] * len(params) if outputs is None else list(outputs)
@@ -172,6 +179,8 @@ class FusedLamb(FusedOptimizer):
                 f"a group has {len(params)} parameters, but {len(grads)} gradients, "
                 f"{len(outputs)} outputs and {len(norms)} norms; pass as many of each"
             )
+        if self.capturable:
+            self._part_counts([(p, g is not None) for p, g in zip(params, grads)])
         rows = map(_Row, params, grads, outputs, norms)
         return [row for row in rows if row.grad is not None]
 
@@ -183,6 +192,7 @@ class FusedLamb(FusedOptimizer):
     def _step_rows(
         self, group: dict[str, Any], rows: list[_Row], scale: float, norm: Tensor | None
     ) -> None:
+        self._new_counts = {}
         coefficients: dict[int, Tensor] = {}
         batches: dict[object, list[int]] = {}
         for index, row in enumerate(rows):
@@ -206,9 +216,10 @@ class FusedLamb(FusedOptimizer):
     ) -> Tensor:
         """Update parameters of one kind and count; their trust coefficients."""
         states = [self.state[row.param] for row in rows]
-        step = states[0]["step"] + 1
+        step = self._next_count(states[0]["step"])
         device = rows[0].param.device
-        host_scale, device_scale = self._combined_scale(group, scale, norm, device)
+        amp_scale, found_inf = self._amp_scaling(device)
+        host_scale, device_scale = self._combined_scale(group, scale, norm, device, amp_scale)
         originals = [
             [row.param for row in rows],
             *([state[name] for state in states] for name in self._STATES),
@@ -219,13 +230,17 @@ class FusedLamb(FusedOptimizer):
         grads = [_in_order(row.grad, row.param) for row in rows]
         coefficients = torch.empty(len(rows), dtype=torch.float32, device=device)
         beta1, beta2 = map(float, group["betas"])
+        constants = beta1, beta2, float(group["eps"]), float(group["weight_decay"])
         bounds = float(group["max_coeff"]), float(group["min_coeff"])
-        self._op.lamb_step(
-            *(dense[0], grads, dense[1], dense[2], dense[3], coefficients, step),
-            *(float(group["lr"]), beta1, beta2, float(group["eps"])),
-            *(float(group["weight_decay"]), *bounds, host_scale, device_scale),
-            *(bool(self.eps_inside_sqrt), bool(group["bias_correction"])),
-        )
+        tensors = dense[0], grads, dense[1], dense[2], dense[3], coefficients
+        modes = bool(self.eps_inside_sqrt), bool(group["bias_correction"])
+        if self.capturable:
+            lr = self._on_device(group["lr"], device)
+            scaling = host_scale, device_scale, found_inf
+            self._op.lamb_step_on_device(*tensors, step, lr, *constants, *bounds, *scaling, *modes)
+        else:
+            lr, scaling = float(group["lr"]), (host_scale, device_scale)
+            self._op.lamb_step(*tensors, step, lr, *constants, *bounds, *scaling, *modes)
         for column, copies in zip(originals, dense):
             for original, copy in zip(column, copies):
                 if copy is not original:
@@ -233,21 +248,28 @@ class FusedLamb(FusedOptimizer):
         torch.autograd.graph.increment_version(originals[0])
         for state in states:
             state["step"] = step
-        group["step"] = max(group.get("step", 0), step)
+        if not self.capturable:
+            group["step"] = max(group.get("step", 0), step)
         return coefficients
 
     @staticmethod
     def _combined_scale(
-        group: dict[str, Any], scale: float, norm: Any, device: torch.device
+        group: dict[str, Any],
+        scale: float,
+        norm: Any,
+        device: torch.device,
+        amp_scale: Tensor | None,
     ) -> tuple[float, Tensor | None]:
         """What gradients are divided by, on the host and on the GPU."""
         limit = group["max_grad_norm"]
         if not limit > 0 or norm is None:
-            return scale, None
-        excess = ((norm / scale) + 1e-6) / limit
-        if isinstance(excess, Tensor):
-            return scale, excess.to(device, torch.float32).clamp(min=1.0)
-        return scale * max(float(excess), 1.0), None
+            return scale, amp_scale
+        norm = norm / scale if amp_scale is None else norm / (scale * amp_scale)
+        excess = (norm + 1e-6) / limit
+        if not isinstance(excess, Tensor):
+            return scale * max(float(excess), 1.0), None
+        clip = excess.to(device, torch.float32).clamp(min=1.0)
+        return scale, clip if amp_scale is None else clip * amp_scale
 
 
 def _in_order(tensor: Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class FusedLion(FusedOptimizer):
         m &\leftarrow \beta_2 m + (1 - \beta_2) g
 
     with :math:`\operatorname{sign}(0) = 0`; a NaN stays a NaN. Arithmetic is float32, for float64
-    parameters float64. A CUDA graph of :meth:`step` can be replayed: nothing depends on counts.
+    parameters float64.
 
     Args:
         params: parameters or groups; float32, float16, bfloat16 or float64, any shapes, any number
@@ -29,6 +29,10 @@ class FusedLion(FusedOptimizer):
         betas: coefficients :math:`\beta_1, \beta_2`, in [0, 1).
         weight_decay: :math:`\lambda`.
         set_grad_none: :meth:`zero_grad` sets gradients to None.
+        capturable: keep counts on the GPU, so that a CUDA graph of :meth:`step` can be replayed.
+            ``lr`` may then be a float32 tensor on the GPU, read at each replay. A
+            ``torch.amp.GradScaler`` then leaves unscaling, and skipping a step with infinities, to
+            the kernel: no host waits. Gradients stay scaled.
 
     Raises:
         ValueError: a hyperparameter is out of range.
@@ -44,8 +48,10 @@ class FusedLion(FusedOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         set_grad_none: bool = True,
+        capturable: bool = False,
     ) -> None:
         self.set_grad_none = set_grad_none
+        self.capturable = capturable
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
         self._load_op()
 
@@ -56,11 +62,17 @@ class FusedLion(FusedOptimizer):
     def _native_step(
         self,
         group: dict[str, Any],
-        step: int,
+        step: Any,
         params: list[Tensor],
         grads: list[Tensor],
         states: list[list[Tensor]],
     ) -> None:
-        beta1, beta2 = map(float, group["betas"])
-        decay = float(group["weight_decay"])
-        self._op.lion_step(params, grads, *states, float(group["lr"]), beta1, beta2, decay)
+        constants = *map(float, group["betas"]), float(group["weight_decay"])
+        if not self.capturable:
+            self._op.lion_step(params, grads, *states, float(group["lr"]), *constants)
+            return
+        device = params[0].device
+        lr = self._on_device(group["lr"], device)
+        self._op.lion_step_on_device(
+            *(params, grads, *states, step, lr, *constants, *self._amp_scaling(device))
+        )

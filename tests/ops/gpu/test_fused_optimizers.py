@@ -122,10 +122,11 @@ def test_state_goes_to_torch_and_back(capturable):
 
 
 @pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("duplicate", [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy])
-def test_pickles_and_copies_go_on_alike(make, duplicate):
+def test_pickles_and_copies_go_on_alike(make, capturable, duplicate):
     params = parameters()
-    optimizer = make(params, lr=1e-2)
+    optimizer = make(params, lr=1e-2, capturable=capturable)
     give_gradients(0, params)
     optimizer.step()
     twin = duplicate(optimizer)
@@ -138,7 +139,8 @@ def test_pickles_and_copies_go_on_alike(make, duplicate):
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_strided_and_channels_last_parameters_are_updated(make):
+@pytest.mark.parametrize("capturable", [False, True])
+def test_strided_and_channels_last_parameters_are_updated(make, capturable):
     def layouts() -> list[Parameter]:
         torch.manual_seed(1)
         base = torch.randn(40, 60, device="cuda")
@@ -152,7 +154,7 @@ def test_strided_and_channels_last_parameters_are_updated(make):
 
     odd = layouts()
     even = [Parameter(p.detach().clone(memory_format=torch.contiguous_format)) for p in odd]
-    optimizers = make(odd, lr=1e-2), make(even, lr=1e-2)
+    optimizers = make(odd, lr=1e-2, capturable=capturable), make(even, lr=1e-2)
     for seed in range(3):
         give_gradients(seed, odd, even)
         for optimizer in optimizers:
@@ -208,11 +210,12 @@ def test_closure_runs_with_gradients_and_its_loss_is_returned():
         assert not torch.equal(param, torch.ones(3, device="cuda"))
 
 
-def test_a_captured_step_counts_and_follows_the_learning_rate():
+@pytest.mark.parametrize("make", ALL)
+def test_a_captured_step_counts_and_follows_the_learning_rate(make):
     rate = torch.tensor(1e-2, device="cuda")
     ours, theirs = parameters(), parameters()
-    optimizer = FusedAdam(ours, lr=rate, capturable=True)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.0)
+    optimizer = make(ours, lr=rate, weight_decay=0.1, capturable=True)
+    reference = make(theirs, lr=1e-2, weight_decay=0.1)
     give_gradients(0, ours, theirs)
     optimizer.step()
     reference.step()
@@ -229,10 +232,13 @@ def test_a_captured_step_counts_and_follows_the_learning_rate():
     assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 
-def test_grad_scaler_skips_a_step_with_infinities_without_waiting():
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("make", ALL)
+def test_grad_scaler_skips_a_step_with_infinities(make, capturable):
+    """Capturable, in the kernel and without waiting; else by GradScaler on the host."""
     ours, theirs = parameters(), parameters()
-    optimizer = FusedAdam(ours, lr=1e-2, capturable=True)
-    reference = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.0, foreach=False)
+    optimizer = make(ours, lr=1e-2, capturable=capturable)
+    reference = make(theirs, lr=1e-2)
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
     for seed, bad in enumerate((False, True, False)):
         give_gradients(seed, ours, theirs)
@@ -243,10 +249,50 @@ def test_grad_scaler_skips_a_step_with_infinities_without_waiting():
             ours[0].grad.fill_(float("inf"))
         else:
             reference.step()
-        scaler.step(optimizer)
+        torch.cuda.set_sync_debug_mode("error" if capturable else "default")
+        try:
+            scaler.step(optimizer)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         scaler.update()
     near(ours, theirs)
     assert float(optimizer.state[ours[0]]["step"]) == 2.0
+
+
+def test_lamb_limits_the_norm_of_unscaled_gradients_where_the_scale_is_on_the_gpu():
+    ours, theirs = parameters(), parameters()
+    give_gradients(0, ours, theirs)
+    for p in ours:
+        p.grad.mul_(1024.0)
+    optimizer = FusedLamb(ours, lr=1e-2, max_grad_norm=0.5, capturable=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    scaler.step(optimizer)
+    FusedLamb(theirs, lr=1e-2, max_grad_norm=0.5).step()
+    near(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_counts_on_the_gpu_are_each_parameters_own(make):
+    params = [*parameters(), *parameters(torch.bfloat16)]
+    optimizer = make(params, capturable=True)
+    for seed in range(3):
+        give_gradients(seed, params)
+        if seed == 1:
+            params[0].grad = None
+        if seed == 0:
+            params[1].grad = None
+        optimizer.step()
+    counts = [float(optimizer.state[p]["step"]) for p in params]
+    assert counts[:2] == [2.0, 2.0]
+    # A kernel counts; where there is nothing to update there may be none.
+    assert {count for p, count in zip(params[2:], counts[2:]) if p.numel()} == {3.0}
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    give_gradients(3, params)
+    optimizer.step()
+    counts = [float(optimizer.state[p]["step"]) for p in params]
+    assert {count for p, count in zip(params[2:], counts[2:]) if p.numel()} == {4.0}
 
 
 def lamb_reference(params, steps, lr, decay, max_norm=0.0) -> list[Tensor]:
