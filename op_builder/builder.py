@@ -181,6 +181,10 @@ class OpBuilder(ABC):
         self.plan(ahead_of_time=ahead_of_time).require_tools()
         toolchain.find_ninja()
 
+    def wants_gpu_code(self, ahead_of_time: bool = False) -> bool:
+        """Whether a binary without code for GPUs would not do."""
+        return False
+
     def builder(self) -> setuptools.Extension:
         """The op as a setuptools extension; ``aot.BuildOps`` compiles it from :meth:`plan`."""
         import setuptools

@@ -9,16 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import cuda_arch, cuda_toolkit, environment
-from .builder import OpBuilder
+from .builder import OpBuilder, TorchCPUOpBuilder
 from .compatibility import OK, Compatibility
 from .cuda_arch import ArchSpec
 from .cuda_toolkit import CUDAMismatchException, MissingCUDAException
 from .errors import ConfigurationError, OpBuilderError, ToolchainError
 from .gpus import visible_capabilities
-from .plan import OpDeclaration
+from .plan import CUDA_SUFFIX, OpDeclaration
 from .torch_install import find_torch, require_stable_abi
 
 __all__ = [
+    "CPUAndCUDAOpBuilder",
     "CUDAMismatchException",
     "CUDAOpBuilder",
     "MissingCUDAException",
@@ -119,8 +120,7 @@ class CUDAOpBuilder(OpBuilder):
 
     def buildable(self) -> Compatibility:
         try:
-            torch = self.require_torch()
-            if torch.cuda is None and not environment.cuda_architectures():
+            if self.require_torch().cuda is None and not environment.cuda_architectures():
                 self.require_runtime()
             self.require_toolchain(ahead_of_time=True)
         except OpBuilderError as error:
@@ -134,6 +134,31 @@ class CUDAOpBuilder(OpBuilder):
             nvcc_args=tuple(self.nvcc_args()),
             architectures=tuple(self.architectures(ahead_of_time)),
         )
+
+
+class CPUAndCUDAOpBuilder(TorchCPUOpBuilder, CUDAOpBuilder):
+    """An op for CPUs that also has kernels for GPUs, compiled where they can be of use."""
+
+    def wants_gpu_code(self, ahead_of_time: bool = False) -> bool:
+        """Whether the op needs its kernels: here, or ahead of time on the machines it is for."""
+        listed = bool(environment.cuda_architectures())
+        if self.require_torch().cuda is None:
+            return ahead_of_time and listed
+        return ahead_of_time or bool(visible_capabilities())
+
+    def require_runtime(self) -> None:
+        self.require_torch()
+
+    def compatibility(self) -> Compatibility:
+        return TorchCPUOpBuilder.compatibility(self)
+
+    def _declaration(self, ahead_of_time: bool) -> OpDeclaration:
+        if self.wants_gpu_code(ahead_of_time):
+            declared = super()._declaration(ahead_of_time)
+            return replace(declared, cxx_args=(*declared.cxx_args, "-DDEEPSPEED_WITH_CUDA"))
+        declared = OpBuilder._declaration(self, ahead_of_time)
+        sources = tuple(s for s in declared.sources if not s.endswith(CUDA_SUFFIX))
+        return replace(declared, sources=sources)
 
 
 def installed_cuda_version(name: str = "") -> tuple[int, int]:

@@ -142,6 +142,8 @@ def _refusal_by_note(builder: OpBuilder, path: Path) -> str:
     here = () if builder.functions else builder.plan(torch).abi
     if here and note.abi != here:
         return f"{path} was built for {', '.join(note.abi)}, and here is {', '.join(here)}."
+    if not note.architectures and builder.wants_gpu_code():
+        return f"{path} holds no code for GPUs, and there is one here."
     missing = uncovered(note.architectures, visible_capabilities()) if note.architectures else []
     if missing:
         gpus = " and ".join(f"{major}.{minor}" for major, minor in missing)

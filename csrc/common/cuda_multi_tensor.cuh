@@ -6,25 +6,11 @@
 
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
+#include "cuda_elements.cuh"
 #include "cuda_multi_tensor.h"
 #include "float_type.h"
 
 namespace deepspeed {
-
-inline const char* last_error() {
-  const cudaError_t status = cudaGetLastError();
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
-}
-
-// This run-time library is not torch's, so it has to be told which GPU is the current one.
-inline const char* set_device(int32_t device) {
-  const cudaError_t status = cudaSetDevice(device);
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
-}
 
 // Kernel arguments may take 4 KiB on every GPU.
 constexpr int kArgumentBytes = 4000;
@@ -118,45 +104,6 @@ Constants<C> constants_of(const Options& options, const DeviceValues& values, vo
   return {C(options), values.any() ? on_device : nullptr};
 }
 
-// The arithmetic type of storage type T.
-template <class T>
-struct Arithmetic {
-  using type = float;
-};
-template <>
-struct Arithmetic<double> {
-  using type = double;
-};
-
-__device__ inline float widen(float x) { return x; }
-__device__ inline double widen(double x) { return x; }
-__device__ inline float widen(__half x) { return __half2float(x); }
-__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-template <class T>
-__device__ inline T narrow(typename Arithmetic<T>::type x);
-template <>
-__device__ inline float narrow<float>(float x) {
-  return x;
-}
-template <>
-__device__ inline double narrow<double>(double x) {
-  return x;
-}
-template <>
-__device__ inline __half narrow<__half>(float x) {
-  return __float2half_rn(x);
-}
-template <>
-__device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
-}
-
-template <class T>
-struct TypeTag {
-  using type = T;
-};
-
 // Calls f(TypeTag<P>, TypeTag<S>) for the element types of parameters and states that optimizers
 // support: states are of the parameters' type, or float32 beside 16-bit parameters.
 template <class F>
@@ -177,37 +124,6 @@ auto for_types(FloatType params, FloatType states, F&& f) {
       break;
   }
   return f(Float{}, Float{});
-}
-
-// K elements that one thread moves at once, in accesses of at most 16 bytes.
-template <class T, int K>
-struct alignas(sizeof(T) * K < 16 ? sizeof(T) * K : 16) Vector {
-  T values[K];
-};
-
-template <class T, int K>
-__device__ inline Vector<T, K> load_vector(const T* from) {
-  using Word = int4;
-  static_assert(sizeof(T) * K % sizeof(Word) == 0, "whole 16-byte accesses");
-  Vector<T, K> result;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T) * K / sizeof(Word)); ++i) {
-    reinterpret_cast<Word*>(&result)[i] = reinterpret_cast<const Word*>(from)[i];
-  }
-  return result;
-}
-
-template <class T, int K>
-__device__ inline void store_vector(T* to, const Vector<T, K>& from) {
-  using Word = int4;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(T) * K / sizeof(Word)); ++i) {
-    reinterpret_cast<Word*>(to)[i] = reinterpret_cast<const Word*>(&from)[i];
-  }
-}
-
-__device__ inline bool is_vector_aligned(const void* a) {
-  return reinterpret_cast<uintptr_t>(a) % sizeof(int4) == 0;
 }
 
 // A block updates one chunk: it loads everything, then stores everything. Measured on an H200, in

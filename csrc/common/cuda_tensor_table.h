@@ -16,6 +16,7 @@
 #include "checks.h"
 #include "cuda_multi_tensor.h"
 #include "cuda_stream.h"
+#include "cuda_workspace.h"
 #include "tensor_list.h"
 
 namespace deepspeed {
@@ -85,25 +86,6 @@ inline bool same_order(AtenTensorHandle a, AtenTensorHandle b) {
   }
   return true;
 }
-
-// A tensor of bytes on a GPU, from torch's allocator: in the order of the current stream, and in a
-// graph's own pool while one is captured.
-class Workspace {
- public:
-  Workspace(int64_t bytes, int32_t device) {
-    const int64_t stride = 1;
-    check_status(aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(),
-                                          aoti_torch_device_type_cuda(), device, &handle_),
-                 "aoti_torch_empty_strided");
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() { aoti_torch_delete_tensor_object(handle_); }
-  void* data() const { return get(&aoti_torch_get_data_ptr, handle_); }
-
- private:
-  AtenTensorHandle handle_ = nullptr;
-};
 
 // The rows of one update: one dtype per stream, one GPU.
 template <int N>

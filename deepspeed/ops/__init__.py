@@ -25,6 +25,6 @@ def _compatible_ops() -> dict[str, bool]:
 def __getattr__(name: str) -> object:
     if name == "__compatible_ops__":
         return _compatible_ops()
-    if name in ("adam", "adagrad", "lamb", "lion", "op_builder"):
+    if name in ("adam", "adagrad", "lamb", "lion", "op_builder", "quantizer", "transformer"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Ops of transformer and diffusion models."""
