@@ -36,12 +36,12 @@ class QuantizerBuilder(CPUAndCUDAOpBuilder):
         return f"deepspeed.ops.quantizer.{self.NAME}_op"
 
     def sources(self) -> list[str]:
-        kernels = ("quantize", "quantize_with_error", "reduce", "dequantize", "fake_quantize")
-        return [
-            "csrc/quantization/quantizer.cpp",
-            "csrc/quantization/quantizer_cpu.cpp",
-            *(f"csrc/quantization/{name}.cu" for name in kernels),
-        ]
+        names = (
+            *("quantizer.cpp", "quantizer_cpu.cpp", "quantize.cu", "quantize_with_error.cu"),
+            *("reduce.cu", "reduce_with_error.cu", "dequantize.cu"),
+            *("fake_quantize.cu", "fake_quantize_randomly.cu"),
+        )
+        return [f"csrc/quantization/{name}" for name in names]
 
     def include_paths(self) -> list[str]:
         return ["csrc/common", "csrc/quantization"]

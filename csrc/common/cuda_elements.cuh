@@ -88,6 +88,16 @@ __device__ inline void store_vector(T* to, const Vector<T, K>& from) {
   }
 }
 
+// The same for what is not read again soon.
+template <class T, int K>
+__device__ inline void stream_vector(T* to, const Vector<T, K>& from) {
+  using Word = int4;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(T) * K / sizeof(Word)); ++i) {
+    __stcs(reinterpret_cast<Word*>(to) + i, reinterpret_cast<const Word*>(&from)[i]);
+  }
+}
+
 __device__ inline bool is_vector_aligned(const void* a) {
   return reinterpret_cast<uintptr_t>(a) % sizeof(int4) == 0;
 }

@@ -7,51 +7,72 @@
 namespace deepspeed {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // vectors a thread
+constexpr int kThreads = 128;
+constexpr int kUnroll = 2;  // vectors a thread
+constexpr int kWarpVectors = kWarp * kUnroll;
 
 // Which group a vector is in, for vectors near `first`: 64-bit divisions take a hundred
-// instructions, so there is one for each thread and not for each vector.
-struct GroupsFrom {
-  int64_t group;
-  uint32_t rest;
-  uint32_t vectors;  // of a group
+// instructions, so there is one for each thread and not for each vector; where groups have a power
+// of two of vectors there is none.
+class GroupsFrom {
+ public:
+  __device__ GroupsFrom(int64_t first, uint32_t vectors, int32_t log2_vectors)
+      : first_(first), vectors_(vectors), log2_vectors_(log2_vectors) {
+    if (log2_vectors < 0) {
+      group_ = first / vectors;
+      rest_ = static_cast<uint32_t>(first % vectors);
+    }
+  }
+  __device__ int64_t of(int after) const {
+    if (log2_vectors_ >= 0) return (first_ + after) >> log2_vectors_;
+    return group_ + (rest_ + after) / vectors_;
+  }
 
-  __device__ GroupsFrom(int64_t first, uint32_t vectors_of_group)
-      : group(first / vectors_of_group),
-        rest(static_cast<uint32_t>(first % vectors_of_group)),
-        vectors(vectors_of_group) {}
-  __device__ int64_t of(int after) const { return group + (rest + after) / vectors; }
+ private:
+  int64_t first_, group_ = 0;
+  uint32_t rest_ = 0, vectors_;
+  int32_t log2_vectors_;
 };
 
 // A group has a multiple of 8 elements.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    dequantize_vectors(Quantized from, T* to, int64_t count, uint32_t vectors_of_group) {
-  const int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll;
-  const GroupsFrom groups(block, vectors_of_group);
+    dequantize_vectors(Quantized from, T* to, int64_t count, uint32_t vectors_of_group,
+                       int32_t log2_vectors) {
+  // What a warp writes is contiguous. Measured on an H200: 2 % faster than strides of a block, and
+  // than 1 or 4 vectors a thread.
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kUnroll +
+                        static_cast<int>(threadIdx.x) / kWarp * kWarpVectors;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const GroupsFrom groups(first, vectors_of_group, log2_vectors);
   CodeWords words[kUnroll];
   float steps[kUnroll], offsets[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int after = u * kThreads + static_cast<int>(threadIdx.x);
-    if (block + after >= count) continue;
-    words[u] = load_codes(from.data, (block + after) * kWidth, from.bits);
+    const int after = u * kWarp + lane;
+    if (first + after >= count) continue;
+    words[u] = load_codes(from.data, (first + after) * kWidth, from.bits);
     const float* params = from.params + groups.of(after) * (from.symmetric ? 1 : 2);
     steps[u] = params[0];
     offsets[u] = from.symmetric ? 0.0f : params[1];
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int after = u * kThreads + static_cast<int>(threadIdx.x);
-    if (block + after >= count) continue;
+    const int after = u * kWarp + lane;
+    if (first + after >= count) continue;
     float codes[kWidth];
     codes_to_floats(words[u], from.bits, codes);
     Vector<T, kWidth> numbers;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k)
       numbers.values[k] = narrow<T>(codes[k] * steps[u] + offsets[u]);
-    store_vector<T, kWidth>(to + (block + after) * kWidth, numbers);
+    T* at = to + (first + after) * kWidth;
+    if (from.bits == 4) {
+      // Most of the traffic is written, and would push what is read out of the cache: 1 % faster.
+      stream_vector<T, kWidth>(at, numbers);
+    } else {
+      store_vector<T, kWidth>(at, numbers);
+    }
   }
 }
 
@@ -91,8 +112,9 @@ const char* dequantize_on_gpu(const DequantizeArguments& a, void* stream_handle)
     using T = typename decltype(tag)::type;
     auto* to = static_cast<T*>(a.output);
     if (vectors) {
+      const auto of_group = static_cast<uint32_t>(a.input.group_size / kWidth);
       dequantize_vectors<<<blocks_for(count / kWidth, kThreads * kUnroll), kThreads, 0, stream>>>(
-          a.input, to, count / kWidth, static_cast<uint32_t>(a.input.group_size / kWidth));
+          a.input, to, count / kWidth, of_group, exact_log2(of_group));
     } else {
       dequantize_any<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(a.input, to, count);
     }

@@ -13,12 +13,15 @@ int64_t parts_workspace(int64_t groups, int64_t group_size) {
 
 const char* quantize_on_gpu(const QuantizeArguments& a, void* workspace, void* stream) {
   const Quantized& to = a.output;
-  return for_type(a.type, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  const bool vectors = aligned(a.input) && codes_aligned(to);
+  return for_type(a.type, [&](auto type) {
+    using T = typename decltype(type)::type;
     const FloatVectors<T> source{static_cast<const T*>(a.input), to.group_size};
-    return launch_groups(source, CodeSink{to, a.order}, to.groups, to.group_size,
-                         aligned(a.input) && codes_aligned(to), workspace,
-                         static_cast<cudaStream_t>(stream));
+    return for_scale(to.symmetric, [&](auto scale) {
+      const CodeSink<typename decltype(scale)::type, sizeof(T) == 2> sink(to, a.order);
+      return launch_groups(source, sink, to.groups, to.group_size, vectors, workspace,
+                           static_cast<cudaStream_t>(stream));
+    });
   });
 }
 

@@ -9,15 +9,18 @@ namespace deepspeed {
 
 const char* quantize_with_error_on_gpu(const QuantizeArguments& a, void* workspace, void* stream) {
   const Quantized& to = a.output;
-  return for_type(a.type, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  const bool vectors = aligned(a.input) && aligned(a.error.data) && codes_aligned(to);
+  return for_type(a.type, [&](auto type) {
+    using T = typename decltype(type)::type;
     const FloatVectors<T> input{static_cast<const T*>(a.input), to.group_size};
-    const FloatVectors<T> errors{static_cast<const T*>(a.error.data), to.group_size};
-    const WithError<FloatVectors<T>, T> source{input, errors, a.order};
-    const CodeAndErrorSink<T> sink(to, a.order, a.error);
-    return launch_groups(source, sink, to.groups, to.group_size,
-                         aligned(a.input) && aligned(a.error.data) && codes_aligned(to), workspace,
-                         static_cast<cudaStream_t>(stream));
+    const Errors<T> errors{static_cast<T*>(a.error.data)};
+    const WithError<FloatVectors<T>, Errors<T>> source{input, errors, a.order, to.group_size};
+    return for_scale(to.symmetric, [&](auto scale) {
+      const CodeAndErrorSink<typename decltype(scale)::type, Errors<T>> sink(to, a.order, errors,
+                                                                             a.error.beta);
+      return launch_groups(source, sink, to.groups, to.group_size, vectors, workspace,
+                           static_cast<cudaStream_t>(stream));
+    });
   });
 }
 

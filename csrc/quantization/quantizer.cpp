@@ -247,8 +247,10 @@ void reduce(const Tensor& q, const Tensor& params, int64_t parts, const Tensor& 
   if (error) a.error = error_feedback(call, *error, beta, groups * size);
   if (call.on_cpu()) return parallel_groups(&reduce_on_cpu, a, groups, size);
   if (call.on_gpu()) {
-    on_gpu(call, groups, size,
-           [&](void* workspace, void* stream) { return reduce_on_gpu(a, workspace, stream); });
+    on_gpu(call, groups, size, [&](void* workspace, void* stream) {
+      return error ? reduce_with_error_on_gpu(a, workspace, stream)
+                   : reduce_on_gpu(a, workspace, stream);
+    });
   }
 }
 
@@ -320,7 +322,8 @@ void fake_quantize(const Tensor& x, int64_t groups, int64_t bits, bool symmetric
   if (call.on_cpu()) return parallel_groups(&fake_quantize_on_cpu, a, groups, a.group_size);
   if (call.on_gpu()) {
     on_gpu(call, groups, a.group_size, [&](void* workspace, void* stream) {
-      return fake_quantize_on_gpu(a, workspace, stream);
+      return seed ? fake_quantize_randomly_on_gpu(a, workspace, stream)
+                  : fake_quantize_on_gpu(a, workspace, stream);
     });
   }
 }

@@ -110,8 +110,11 @@ int64_t parts_workspace(int64_t groups, int64_t group_size);
 const char* quantize_on_gpu(const QuantizeArguments& a, void* workspace, void* stream);
 const char* quantize_with_error_on_gpu(const QuantizeArguments& a, void* workspace, void* stream);
 const char* reduce_on_gpu(const ReduceArguments& a, void* workspace, void* stream);
+const char* reduce_with_error_on_gpu(const ReduceArguments& a, void* workspace, void* stream);
 const char* dequantize_on_gpu(const DequantizeArguments& a, void* stream);
 const char* dequantize_unsigned_on_gpu(const DequantizeUnsignedArguments& a, void* stream);
 const char* fake_quantize_on_gpu(const FakeQuantizeArguments& a, void* workspace, void* stream);
+const char* fake_quantize_randomly_on_gpu(const FakeQuantizeArguments& a, void* workspace,
+                                          void* stream);
 
 }  // namespace deepspeed

@@ -51,27 +51,16 @@ void for_blocks(int64_t size, F&& f) {
   for (int64_t begin = 0; begin < size; begin += kBlock) f(begin, std::min(kBlock, size - begin));
 }
 
-// The range of the group that read(begin, to, n) reads.
-template <class Read>
-Range range_of(int64_t size, Read&& read) {
-  Range range;
+// The statistic of the group that read(begin, to, n) reads.
+template <class Statistic, class Read>
+Statistic statistic_of(int64_t size, Read&& read) {
+  Statistic statistic;
   float block[kBlock];
   for_blocks(size, [&](int64_t begin, int64_t n) {
     read(begin, block, n);
-    for (int64_t i = 0; i < n; ++i) {
-      range.low = lesser(range.low, block[i]);
-      range.high = greater(range.high, block[i]);
-    }
+    for (int64_t i = 0; i < n; ++i) statistic.add(block[i]);
   });
-  return range;
-}
-
-QuantizedScale write_params(const Quantized& to, int64_t group, const Range& range) {
-  const QuantizedScale scale(range, to.bits, to.symmetric);
-  float* params = to.params + group * (to.symmetric ? 1 : 2);
-  params[0] = scale.step.value;
-  if (!to.symmetric) params[1] = scale.offset;
-  return scale;
+  return statistic;
 }
 
 // What `from` holds at elements [begin, begin + n) of `group`.
@@ -100,8 +89,9 @@ void write_codes(const Quantized& to, int64_t first, const float* codes, int64_t
 }
 
 // Quantizes one group, which read(begin, to, n) reads, as group `group` of the output.
-template <class Read>
-void quantize_group(const Quantized& to, int64_t group, const ErrorFeedback& error, Read&& read) {
+template <class Scale, class Read>
+void quantize_group_with(const Quantized& to, int64_t group, const ErrorFeedback& error,
+                         Read&& read) {
   const Elements errors(error.type, error.data);
   const int64_t first = group * to.group_size;
   const auto read_sum = [&](int64_t begin, float* sum, int64_t n) {
@@ -111,12 +101,14 @@ void quantize_group(const Quantized& to, int64_t group, const ErrorFeedback& err
     errors.read(first + begin, block, n);
     for (int64_t i = 0; i < n; ++i) sum[i] += block[i];
   };
-  const QuantizedScale scale = write_params(to, group, range_of(to.group_size, read_sum));
+  const auto statistic = statistic_of<typename Scale::Statistic>(to.group_size, read_sum);
+  const Scale scale(statistic, Levels(to.bits));
+  scale.write(to.params + group * Scale::kParams);
   const float beta = static_cast<float>(error.beta), rest = static_cast<float>(1.0 - error.beta);
   for_blocks(to.group_size, [&](int64_t begin, int64_t n) {
     float sums[kBlock], codes[kBlock];
     read_sum(begin, sums, n);
-    for (int64_t i = 0; i < n; ++i) codes[i] = scale.code(sums[i]);
+    for (int64_t i = 0; i < n; ++i) codes[i] = scale.shifted_code(sums[i]) - kIntegers;
     write_codes(to, first + begin, codes, n);
     if (error.data == nullptr) return;
     float block[kBlock];
@@ -126,6 +118,15 @@ void quantize_group(const Quantized& to, int64_t group, const ErrorFeedback& err
     }
     errors.write(first + begin, block, n);
   });
+}
+
+template <class Read>
+void quantize_group(const Quantized& to, int64_t group, const ErrorFeedback& error, Read&& read) {
+  if (to.symmetric) {
+    quantize_group_with<SymmetricScale>(to, group, error, read);
+  } else {
+    quantize_group_with<AsymmetricScale>(to, group, error, read);
+  }
 }
 
 // Rounds one group in place; round(x, index) is the formula.
@@ -139,16 +140,20 @@ void round_group(const Elements& elements, int64_t first, int64_t size, Round&& 
   });
 }
 
-template <class Scale>
-void fake_quantize_group(const FakeQuantizeArguments& a, const Elements& elements, int64_t first,
-                         const Scale& scale) {
+template <class Formula>
+void fake_quantize_group(const FakeQuantizeArguments& a, const Elements& elements, int64_t first) {
+  const auto statistic = statistic_of<typename Formula::Statistic>(
+      a.group_size,
+      [&](int64_t begin, float* to, int64_t n) { elements.read(first + begin, to, n); });
+  const Formula formula(statistic, Levels(a.bits));
   if (a.seed == nullptr) {
-    round_group(elements, first, a.group_size, [&](float x, int64_t) { return scale.rounded(x); });
+    round_group(elements, first, a.group_size,
+                [&](float x, int64_t) { return formula.rounded(x); });
     return;
   }
   const int64_t seed = *a.seed;
   round_group(elements, first, a.group_size,
-              [&](float x, int64_t index) { return scale.rounded(x, uniform_of(seed, index)); });
+              [&](float x, int64_t index) { return formula.rounded(x, uniform_of(seed, index)); });
 }
 
 }  // namespace
@@ -218,14 +223,10 @@ void dequantize_unsigned_on_cpu(const DequantizeUnsignedArguments& a, int64_t fi
 void fake_quantize_on_cpu(const FakeQuantizeArguments& a, int64_t first, int64_t last) {
   const Elements elements(a.type, a.data);
   for (int64_t group = first; group < last; ++group) {
-    const int64_t start = group * a.group_size;
-    const Range range = range_of(a.group_size, [&](int64_t begin, float* to, int64_t n) {
-      elements.read(start + begin, to, n);
-    });
     if (a.symmetric) {
-      fake_quantize_group(a, elements, start, SymmetricFake(range, a.bits));
+      fake_quantize_group<SymmetricFake>(a, elements, group * a.group_size);
     } else {
-      fake_quantize_group(a, elements, start, AsymmetricFake(range, a.bits));
+      fake_quantize_group<AsymmetricFake>(a, elements, group * a.group_size);
     }
   }
 }

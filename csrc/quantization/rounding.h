@@ -14,30 +14,60 @@
 
 namespace deepspeed {
 
-// The least and the greatest number of a group; of an empty one +∞ and −∞.
+// The greater of two numbers; NaN if one is. Comparisons with NaN are false.
+DS_HOST_DEVICE inline float greater(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a != a || a > b ? a : b;
+#endif
+}
+DS_HOST_DEVICE inline float lesser(float a, float b) { return -greater(-a, -b); }
+
+// What 2ᵇ numbers are told apart by; made once, so that no group has to divide.
+struct Levels {
+  float count;
+  float inverse;
+  float highest;  // code
+
+  explicit Levels(int64_t bits)
+      : count(static_cast<float>(int64_t{1} << bits)),
+        inverse(1.0f / count),
+        highest(0.5f * count - 1.0f) {}
+};
+
+// What asymmetric quantization has to know of a group: the least and the greatest number; of an
+// empty one +∞ and −∞.
 struct Range {
   float low = INFINITY;
   float high = -INFINITY;
+
+  DS_HOST_DEVICE void add(float x) { add(Range{x, x}); }
+  DS_HOST_DEVICE void add(const Range& other) {
+    low = lesser(low, other.low);
+    high = greater(high, other.high);
+  }
 };
 
-// The greater of two numbers; NaN if one is. Comparisons with NaN are false.
-DS_HOST_DEVICE inline float greater(float a, float b) { return a != a || a > b ? a : b; }
-DS_HOST_DEVICE inline float lesser(float a, float b) { return a != a || a < b ? a : b; }
+// And symmetric quantization: the greatest absolute value.
+struct Magnitude {
+  float value = 0.0f;
 
-DS_HOST_DEVICE inline float greatest_magnitude(const Range& r) {
-  return greater(fabsf(r.low), fabsf(r.high));
-}
-
-DS_HOST_DEVICE inline float levels_of(int64_t bits) {
-  return static_cast<float>(int64_t{1} << bits);
-}
+  DS_HOST_DEVICE void add(float x) { value = greater(value, fabsf(x)); }
+  DS_HOST_DEVICE void add(const Magnitude& other) { value = greater(value, other.value); }
+};
 
 // a / b, rounded to nearest, for b that is not subnormal and neither has a subnormal reciprocal.
 struct Divisor {
   float value;
   float reciprocal;
 
-  DS_HOST_DEVICE explicit Divisor(float divisor) : value(divisor), reciprocal(1.0f / divisor) {}
+  DS_HOST_DEVICE explicit Divisor(float divisor) : Divisor(divisor, 1.0f / divisor) {}
+  // Where the reciprocal is known, its last bit aside.
+  DS_HOST_DEVICE Divisor(float divisor, float known_reciprocal)
+      : value(divisor), reciprocal(known_reciprocal) {}
 
   DS_HOST_DEVICE float divide(float a) const {
 #ifdef __CUDA_ARCH__
@@ -50,87 +80,143 @@ struct Divisor {
   }
 };
 
-// The nearest integer, ties to even, of |x| < 2²²: two additions, where rint() can be a call.
-DS_HOST_DEVICE inline float nearest(float x) {
-  constexpr float kShift = 12582912.0f;  // 1.5 · 2²³: one bit per integer
-  return (x + kShift) - kShift;
-}
+// 1.5 · 2²³: added to |x| < 2²², it rounds to the nearest integer, ties to even, which the low bits
+// of the sum then hold in two's complement. Two additions, where rint() can be a call.
+constexpr float kIntegers = 12582912.0f;
 
-// x between low and high; a NaN becomes low.
-DS_HOST_DEVICE inline float clamped(float x, float low, float high) {
-  x = x > low ? x : low;
+DS_HOST_DEVICE inline float nearest(float x) { return (x + kIntegers) - kIntegers; }
+
+// x, but at most `high`.
+DS_HOST_DEVICE inline float at_most(float x, float high) {
+#ifdef __CUDA_ARCH__
+  return fminf(x, high);
+#else
   return x < high ? x : high;
+#endif
 }
 
-// step = 2 · max |x| / 2ᵇ, or (max − min) / 2ᵇ with offset (max + min) / 2; q is clamped to
-// [−2ᵇ⁻¹, 2ᵇ⁻¹ − 1]. Where all numbers are equal, or the step would be subnormal, it is 1.
-struct QuantizedScale {
+DS_HOST_DEVICE inline float at_least(float x, float low) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(x, low);
+#else
+  return x > low ? x : low;
+#endif
+}
+
+// Where all numbers are equal, or the step would be subnormal, it is 1.
+DS_HOST_DEVICE inline float usable_step(float step) {
+  return step >= FLT_MIN || step != step ? step : 1.0f;
+}
+
+// q = clamp(round(x / step), −2ᵇ⁻¹, 2ᵇ⁻¹ − 1) with step = 2 · max |x| / 2ᵇ. No quotient is less
+// than −2ᵇ⁻¹, so there is no need to clamp it there.
+struct SymmetricScale {
+  using Statistic = Magnitude;
+  static constexpr int kParams = 1;
+
+  Divisor step;
+  float highest;
+
+  DS_HOST_DEVICE SymmetricScale(const Magnitude& m, const Levels& levels)
+      : step(usable_step(m.value * (2.0f * levels.inverse))), highest(levels.highest) {}
+
+  DS_HOST_DEVICE void write(float* params) const { params[0] = step.value; }
+
+  // The code in the low bits.
+  DS_HOST_DEVICE float shifted_code(float x) const {
+    return at_most(step.divide(x) + kIntegers, highest + kIntegers);
+  }
+  // The same, but that a quotient's error is a reciprocal's, 2⁻²⁴ of it: less than 1e-6 for codes
+  // of 4 bits. The distance of a 16-bit number's quotient to a tie is greater, or 0.
+  DS_HOST_DEVICE float shifted_code_fast(float x) const {
+    return at_most(fmaf(x, step.reciprocal, kIntegers), highest + kIntegers);
+  }
+  DS_HOST_DEVICE float number(float code) const { return code * step.value; }
+};
+
+// q = clamp(round((x − offset) / step), −2ᵇ⁻¹, 2ᵇ⁻¹ − 1) with step = (max − min) / 2ᵇ and offset =
+// (max + min) / 2.
+struct AsymmetricScale {
+  using Statistic = Range;
+  static constexpr int kParams = 2;
+
   Divisor step;
   float offset;
-  float lowest;
+  float highest;
 
-  DS_HOST_DEVICE QuantizedScale(const Range& r, int64_t bits, bool symmetric)
-      : step(step_of(r, bits, symmetric)),
-        offset(symmetric || r.low > r.high ? 0.0f : 0.5f * r.high + 0.5f * r.low),
-        lowest(-0.5f * levels_of(bits)) {}
+  DS_HOST_DEVICE AsymmetricScale(const Range& r, const Levels& levels)
+      : step(step_of(r, levels.inverse)),
+        offset(r.low > r.high ? 0.0f : 0.5f * r.high + 0.5f * r.low),
+        highest(levels.highest) {}
 
-  DS_HOST_DEVICE float code(float x) const {
-    return nearest(clamped(step.divide(x - offset), lowest, -lowest - 1.0f));
+  DS_HOST_DEVICE void write(float* params) const {
+    params[0] = step.value;
+    params[1] = offset;
+  }
+  DS_HOST_DEVICE float shifted_code(float x) const {
+    return at_most(step.divide(x - offset) + kIntegers, highest + kIntegers);
+  }
+  DS_HOST_DEVICE float shifted_code_fast(float x) const {
+    return at_most(fmaf(x - offset, step.reciprocal, kIntegers), highest + kIntegers);
   }
   DS_HOST_DEVICE float number(float code) const { return code * step.value + offset; }
 
  private:
-  DS_HOST_DEVICE static float step_of(const Range& r, int64_t bits, bool symmetric) {
+  DS_HOST_DEVICE static float step_of(const Range& r, float inverse) {
     // 2ᵇ is a power of two: dividing first changes no result, but can't overflow.
-    const float scale = 1.0f / levels_of(bits);
-    const float step =
-        symmetric ? greatest_magnitude(r) * (2.0f * scale) : r.high * scale - r.low * scale;
-    const bool usable = step >= FLT_MIN && r.low <= r.high;
-    return usable || step != step ? step : 1.0f;
+    return r.low > r.high ? 1.0f : usable_step(r.high * inverse - r.low * inverse);
   }
 };
 
 // s = 2ᵇ / (2 · max |x| + 1e-5); x ← q / s with q = clamp(round(x · s)).
 struct SymmetricFake {
-  Divisor s;
-  float lowest;
+  using Statistic = Magnitude;
 
-  DS_HOST_DEVICE SymmetricFake(const Range& r, int64_t bits)
-      : s(levels_of(bits) / (2.0f * greatest_magnitude(r) + 1e-5f)),
-        lowest(-0.5f * levels_of(bits)) {}
+  Divisor s;
+  float highest;
+
+  DS_HOST_DEVICE SymmetricFake(const Magnitude& m, const Levels& levels)
+      : s(levels.count / (2.0f * m.value + 1e-5f), (2.0f * m.value + 1e-5f) * levels.inverse),
+        highest(levels.highest) {}
 
   DS_HOST_DEVICE float rounded(float x) const {
-    return s.divide(clamped(nearest(x * s.value), lowest, -lowest - 1.0f));
+    return s.divide(at_most(nearest(x * s.value), highest));
+  }
+  // The same, before a rounding to 16 bits.
+  DS_HOST_DEVICE float rounded_of_16_bits(float x) const {
+    const float q = at_most(fmaf(x, s.value, kIntegers), highest + kIntegers) - kIntegers;
+    return q * s.reciprocal;
   }
   // Away from zero with the probability of the part cut off, unless at a bound.
   DS_HOST_DEVICE float rounded(float x, float random) const {
-    const float scaled = x * s.value;
-    float q = clamped(truncf(scaled), lowest, -lowest - 1.0f);
-    if (random < fabsf(scaled - q) && q > lowest && q < -lowest - 1.0f) {
-      q += scaled < 0.0f ? -1.0f : 1.0f;
-    }
+    const float scaled = x * s.value, lowest = -highest - 1.0f;
+    float q = at_most(at_least(truncf(scaled), lowest), highest);
+    if (random < fabsf(scaled - q) && q > lowest && q < highest) q += scaled < 0.0f ? -1.0f : 1.0f;
     return s.divide(q);
   }
 };
 
 // s = ((max − min) + 1e-5) / 2ᵇ; x ← round((x − min) / s) · s + min. The level 2ᵇ can be reached.
 struct AsymmetricFake {
+  using Statistic = Range;
+
   Divisor s;
   float minimum;
   float highest;
 
-  DS_HOST_DEVICE AsymmetricFake(const Range& r, int64_t bits)
-      : s(((r.high - r.low) + 1e-5f) / levels_of(bits)),
+  DS_HOST_DEVICE AsymmetricFake(const Range& r, const Levels& levels)
+      : s(((r.high - r.low) + 1e-5f) * levels.inverse),
         minimum(r.low),
-        highest(levels_of(bits) - 1.0f) {}
+        highest(levels.count - 1.0f) {}
 
   DS_HOST_DEVICE float rounded(float x) const {
     return nearest(s.divide(x - minimum)) * s.value + minimum;
   }
+  DS_HOST_DEVICE float rounded_of_16_bits(float x) const { return rounded(x); }
   // Up with the probability of the part cut off, up to the level 2ᵇ − 1.
   DS_HOST_DEVICE float rounded(float x, float random) const {
     const float scaled = s.divide(x - minimum);
-    float q = clamped(floorf(scaled), 0.0f, highest);
+    float q = at_most(at_least(floorf(scaled), 0.0f), highest);
     if (random < scaled - q && q < highest) q += 1.0f;
     return q * s.value + minimum;
   }

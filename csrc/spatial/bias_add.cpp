@@ -64,7 +64,7 @@ const void* image_of(const Tensor& tensor, const char* name, const Checked& like
   bool fits = tensor.dim() == like.dims;
   for (int64_t d = 0; fits && d < like.dims; ++d) fits = tensor.size(d) == like.sizes[d];
   if (!fits) Argument{kOp, name, -1}.fail("has another shape than activation");
-  if (!channels_are_innermost(tensor)) {
+  if (like.numel != 0 && !channels_are_innermost(tensor)) {
     Argument{kOp, name, -1}.fail(
         "does not have its channels next to each other in memory; pass "
         ".contiguous(memory_format=torch.channels_last), or for 3 dimensions .contiguous()");

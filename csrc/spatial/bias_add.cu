@@ -12,7 +12,9 @@ namespace deepspeed {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // independent loads a thread
+// Vectors a thread. Measured on an H200, 168 MB of float16: 1 vector 4060 GB/s, 4 vectors 3970, 2
+// vectors 3810.
+constexpr int kUnroll = 1;
 
 __device__ inline float sum(float x, float bias, float other, float other_bias) {
   return (x + bias) + (other + other_bias);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.ops.quantizer.reference import check_codes, quotients, unpack
+
 F16 = torch.float16
 
 
@@ -23,7 +25,8 @@ def test_cpu_and_gpu_agree(op, size):
             q, params = op.quantize(x, 7, bits, kind)
             on_gpu, gpu_params = op.quantize(x.cuda(), 7, bits, kind)
             torch.testing.assert_close(gpu_params.cpu(), params, rtol=1e-6, atol=0)
-            assert torch.equal(on_gpu.cpu(), q)
+            check_codes(on_gpu.cpu(), quotients(x, params), bits)
+            assert (unpack(on_gpu.cpu(), bits) == unpack(q, bits)).double().mean() > 0.999
     for symmetric in (True, False):
         rounded = [x.float(), x.float().cuda()]
         for side in rounded:
