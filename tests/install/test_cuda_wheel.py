@@ -85,3 +85,14 @@ def test_a_host_compiler_of_its_own_is_used_for_nvcc(source_tree, venv, tmp_path
     flags = {"DS_BUILD_FUSED_LION": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
     succeeded(bdist_wheel(venv, source_tree, CUDAHOSTCXX=str(compiler), **flags))
     assert log.exists()
+
+
+def test_an_op_for_both_is_compiled_for_gpus_elsewhere_and_runs_on_this_cpu(source_tree, venv):
+    flags = {"DS_BUILD_QUANTIZER": "1", "TORCH_CUDA_ARCH_LIST": "9.0"}
+    output = succeeded(bdist_wheel(venv, source_tree, **flags))
+    assert "compile quantizer: quantize.cu" in output
+    succeeded(venv.pip("install", "--no-deps", only_wheel(source_tree / "dist")))
+    (binary,) = venv.site_packages.glob("deepspeed/ops/quantizer/*.abi3.so")
+    assert read_note(binary).architectures == ("sm_90",)
+    report = venv.ds_report("--verify", "quantizer", DS_JIT="0")
+    assert report.returncode == 0 and "loaded and checked" in report.stdout, report.stdout

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from deepspeed.ops.op_builder import (
     CUDAOpBuilder,
     FusedAdamBuilder,
     FusedLambBuilder,
+    QuantizerBuilder,
     UtilsBuilder,
     builder,
     cuda_builder,
@@ -166,3 +169,33 @@ def test_an_older_nvcc_is_not_asked_to_use_threads(gpus, monkeypatch, tmp_path):
     gpus(listed="9.0")
     monkeypatch.setenv("CUDA_HOME", str(make_toolkit(tmp_path / "older", 12, 4)))
     assert ninja_build.nvcc_threads([FusedAdamBuilder().plan(ahead_of_time=True)], 8) == 1
+
+
+def gpu_parts(plan: object) -> tuple[int, bool]:
+    """How many kernel files a plan has, and whether its other sources know of them."""
+    kernels = [source for source in plan.sources if source.suffix == ".cu"]
+    return len(kernels), "-DDEEPSPEED_WITH_CUDA" in plan.flags
+
+
+@without_cuda_in_torch
+def test_an_op_for_both_is_compiled_for_gpus_only_where_they_can_be_of_use(gpus):
+    gpus((9, 0), listed="9.0")
+    op = QuantizerBuilder()
+    # This torch has no CUDA: a GPU is of no use here, but may be elsewhere.
+    assert op.is_compatible() and gpu_parts(op.plan()) == (0, False)
+    assert op.plan().architectures == () and op.plan().cuda is None
+    count, told = gpu_parts(op.plan(ahead_of_time=True))
+    assert count > 0 and told and op.plan(ahead_of_time=True).architectures == ("sm_90",)
+    gpus((9, 0), listed="")
+    assert op.buildable() and gpu_parts(op.plan(ahead_of_time=True)) == (0, False)
+
+
+def test_an_op_for_both_wants_code_for_gpus_where_torch_and_a_gpu_have_use_for_it(
+    gpus, monkeypatch
+):
+    op = QuantizerBuilder()
+    monkeypatch.setattr(op, "require_torch", lambda: SimpleNamespace(cuda="13.0"))
+    gpus()
+    assert not op.wants_gpu_code() and op.wants_gpu_code(ahead_of_time=True)
+    gpus((9, 0))
+    assert op.wants_gpu_code()

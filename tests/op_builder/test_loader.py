@@ -141,3 +141,14 @@ def test_a_damaged_note_is_no_note(prebuilt, content):
     argv = ["objcopy", "--update-section", f".deepspeed={note}", str(prebuilt)]
     subprocess.run(argv, check=True)
     assert read_note(prebuilt) is None
+
+
+def test_a_binary_without_any_code_for_gpus_is_refused_where_it_is_wanted(prebuilt, python):
+    """An op for both that was built on a machine without a GPU."""
+    wanting = (
+        "from deepspeed.ops.op_builder.builder import OpBuilder\n"
+        "OpBuilder.wants_gpu_code = lambda self, ahead_of_time=False: True\n"
+    )
+    done = python(wanting + LOAD_TWICE, DS_JIT="0")
+    assert done.returncode == 1
+    assert f"{prebuilt} holds no code for GPUs, and there is one here." in done.stderr
