@@ -5,7 +5,7 @@ Knows no formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ class FusedOptimizer(NativeOptimizer):
 
     A capturable optimizer keeps counts on the GPU, one tensor for parameters of one kind and count,
     and takes the learning rate from there: a CUDA graph of :meth:`step` counts and follows it. It
-    also takes over torch.amp.GradScaler's unscaling and skipping of steps with infinities.
+    also takes over torch.amp.GradScaler's unscaling and skipping of steps with infinities. A graph
+    is for the parameters that had gradients when it was captured: capture anew for others.
 
     Attributes:
         set_grad_none: what :meth:`zero_grad` does by default.
@@ -114,8 +115,9 @@ class FusedOptimizer(NativeOptimizer):
             kinds = self._by_kind(params, grads, states)
             if len(kinds) < 2:
                 raise
+            self._separate_counts(kind[-1] for kind in kinds)
             for kind in kinds:
-                super()._update(group, step, *kind)
+                super()._update(group, kind[-1][0]["step"] if self.capturable else step, *kind)
         if not self.capturable:
             group["step"] = max(group.get("step", 0), step)
 
@@ -145,14 +147,42 @@ class FusedOptimizer(NativeOptimizer):
         super()._step_group(group)
 
     def _part_counts(self, params: list[tuple[Tensor, bool]]) -> None:
-        """Give those that won't be updated a count apart from those that will."""
+        """Give those that won't be updated a count apart from those that will.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured, which would record the copy.
+        """
         states = [(state, moves) for p, moves in params if (state := self.state.get(p))]
         moving = {id(state["step"]) for state, moves in states if moves}
         kept: dict[int, Tensor] = {}
         for state, moves in states:
             count = state["step"]
             if not moves and id(count) in moving:
-                state["step"] = kept.setdefault(id(count), count.clone())
+                if id(count) not in kept:
+                    self._refuse_to_capture()
+                    kept[id(count)] = count.clone()
+                state["step"] = kept[id(count)]
+
+    def _separate_counts(self, batches: Iterable[list[dict[str, Any]]]) -> None:
+        """Give each batch of states a count of its own: every launch counts."""
+        if not self.capturable:
+            return
+        used: set[int] = set()
+        for states in batches:
+            count = states[0]["step"]
+            if id(count) in used:
+                self._refuse_to_capture()
+                count = count.clone()
+                for state in states:
+                    state["step"] = count
+            used.add(id(count))
+
+    def _refuse_to_capture(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}: parameters that shared a count do so no longer, which a "
+                f"CUDA graph can't record; call step() once with the same gradients, then capture"
+            )
 
     def _first_count(self, param: Tensor) -> Any:
         return self._count_of(param, 0, self._new_counts) if self.capturable else 0
@@ -171,11 +201,12 @@ class FusedOptimizer(NativeOptimizer):
     @staticmethod
     def _on_device(value: Any, device: torch.device) -> Tensor | None:
         """A number or tensor as a float32 tensor on ``device``; None for None."""
-        if isinstance(value, Tensor):
-            return value.to(device, torch.float32)
         if value is None:
             return None
-        return torch.full((), value, dtype=torch.float32, device=device)
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            return value.to(device, torch.float32)
+        # Not a copy from the host, for which it would wait.
+        return torch.full((), float(value), dtype=torch.float32, device=device)
 
     def _amp_scaling(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """GradScaler's ``grad_scale`` and ``found_inf`` for this step; None outside of it."""
@@ -184,6 +215,16 @@ class FusedOptimizer(NativeOptimizer):
         return scale, found
 
     # -- state dictionaries, copies --------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with a count of its own for each parameter: other optimizers count each."""
+        saved = super().state_dict()
+        if self.capturable:
+            saved["state"] = {
+                key: {**state, "step": state["step"].clone()} if "step" in state else state
+                for key, state in saved["state"].items()
+            }
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state saved by this optimizer, DeepSpeed's, or torch's of the same formula.
@@ -194,14 +235,19 @@ class FusedOptimizer(NativeOptimizer):
             ValueError: the state lacks a tensor this optimizer needs.
             RuntimeError: it was saved with an option that isn't supported, such as amsgrad.
         """
+        rates = [group["lr"] for group in self.param_groups]
+        saved = [state.get("step") for state in state_dict["state"].values()]
         super().load_state_dict(state_dict)
-        for group in self.param_groups:
+        for group, rate in zip(self.param_groups, rates):
             states = [self.state[p] for p in group["params"] if self.state.get(p)]
-            counts = [int(state["step"]) for state in states]
-            if counts and min(counts) == 0:
-                for state in states:
-                    state["step"] = max(counts)
+            highest = max((int(state["step"]) for state in states), default=0)
+            for state in states:
+                # Counts on a GPU can be 0 after a step that was skipped.
+                if state["step"] == 0 and not any(isinstance(step, Tensor) for step in saved):
+                    state["step"] = highest
             if self.capturable:
+                if isinstance(rate, Tensor) and isinstance(group["lr"], Tensor):
+                    group["lr"] = group["lr"].to(rate.device)
                 shared: dict[object, Tensor] = {}
                 for param in group["params"]:
                     if state := self.state.get(param):

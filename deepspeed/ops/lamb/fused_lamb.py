@@ -133,6 +133,11 @@ class FusedLamb(FusedOptimizer):
         Raises:
             RuntimeError: a tensor can't be used, or lists have other lengths than the groups.
         """
+        if grads is not None and getattr(self, "found_inf", None) is not None:
+            raise RuntimeError(
+                "FusedLamb.step: GradScaler checks and scales the parameters' own gradients; call "
+                "optimizer.step(grads=..., scale=scaler.get_scale()) yourself, or set .grad"
+            )
         loss = self._evaluate(closure)
         self.lamb_coeffs = []
         with torch.no_grad():
@@ -186,8 +191,20 @@ class FusedLamb(FusedOptimizer):
 
     @staticmethod
     def _total_norm(groups: list[tuple[dict[str, Any], list[_Row]]]) -> Tensor | None:
-        grads = [row.grad for _, rows in groups for row in rows]
-        return torch.nn.utils.get_total_norm(grads) if grads else None
+        grads: dict[object, list[Tensor]] = {}
+        for _, rows in groups:
+            for row in rows:
+                grads.setdefault((row.grad.device, row.grad.dtype), []).append(row.grad)
+        if not grads:
+            return None
+        # In 16 bits the norm of scaled gradients would overflow.
+        norms = [
+            norm
+            for (_, dtype), kind in grads.items()
+            for norm in torch._foreach_norm(kind, 2, dtype=_norm_dtype(dtype))
+        ]
+        device, wide = norms[0].device, max((n.dtype for n in norms), key=lambda d: d.itemsize)
+        return torch.linalg.vector_norm(torch.stack([n.to(device, wide) for n in norms]))
 
     def _step_rows(
         self, group: dict[str, Any], rows: list[_Row], scale: float, norm: Tensor | None
@@ -204,6 +221,9 @@ class FusedLamb(FusedOptimizer):
             kind = (row.param.device, row.param.dtype, row.grad.dtype, state["step"])
             key = (*kind, row.output is None, id(row.norm))
             batches.setdefault(key, []).append(index)
+        self._separate_counts(
+            [self.state[rows[i].param] for i in indices] for indices in batches.values()
+        )
         for indices in batches.values():
             batch = [rows[i] for i in indices]
             found = norm if batch[0].norm is None else batch[0].norm
@@ -264,12 +284,18 @@ class FusedLamb(FusedOptimizer):
         limit = group["max_grad_norm"]
         if not limit > 0 or norm is None:
             return scale, amp_scale
+        if isinstance(norm, Tensor):
+            norm = norm.to(device)
         norm = norm / scale if amp_scale is None else norm / (scale * amp_scale)
         excess = (norm + 1e-6) / limit
         if not isinstance(excess, Tensor):
             return scale * max(float(excess), 1.0), None
         clip = excess.to(device, torch.float32).clamp(min=1.0)
         return scale, clip if amp_scale is None else clip * amp_scale
+
+
+def _norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _in_order(tensor: Tensor, like: Tensor) -> Tensor:

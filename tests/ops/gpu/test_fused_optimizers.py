@@ -295,6 +295,102 @@ def test_counts_on_the_gpu_are_each_parameters_own(make):
     assert {count for p, count in zip(params[2:], counts[2:]) if p.numel()} == {4.0}
 
 
+def counts(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(state["step"]) for state in optimizer.state.values()]
+
+
+@pytest.mark.parametrize("how", ["norms", "dtypes", "outputs"])
+def test_counts_on_the_gpu_go_up_once_however_a_lamb_step_is_cut(how):
+    params = parameters(shapes=((5,), (7,), (9,)))
+    optimizer = FusedLamb(params, capturable=True, max_grad_norm=1.0)
+    for step in (1, 2):
+        give_gradients(step, params)
+        grads = [p.grad for p in params]
+        if how == "norms":
+            optimizer.step(grad_norms=[[1.0, 2.0, 3.0]])
+        elif how == "dtypes":
+            optimizer.step(grads=[[grads[0], grads[1].half(), grads[2]]])
+        else:
+            optimizer.step(output_params=[[None, torch.empty_like(params[1]), None]])
+        assert counts(optimizer) == [step] * 3
+
+
+def test_a_parameter_that_changes_its_dtype_takes_its_count_along():
+    params = parameters(shapes=((5,), (7,)))
+    optimizer = FusedAdam(params, capturable=True)
+    give_gradients(0, params)
+    optimizer.step()
+    params[0].data = params[0].data.bfloat16()
+    for name in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[params[0]][name] = optimizer.state[params[0]][name].bfloat16()
+    give_gradients(1, params)
+    optimizer.step()
+    assert counts(optimizer) == [2.0, 2.0]
+
+
+def test_torch_counts_each_parameter_once_that_shared_a_count_here():
+    params = parameters(shapes=((4,),) * 300)
+    optimizer = FusedAdam(params, capturable=True)
+    give_gradients(0, params)
+    optimizer.step()
+    theirs = [Parameter(p.detach().clone()) for p in params]
+    reference = torch.optim.AdamW(theirs)
+    reference.load_state_dict(optimizer.state_dict())
+    reference.param_groups[0]["foreach"] = False
+    give_gradients(1, params, theirs)
+    reference.step()
+    assert set(counts(reference)) == {2.0}
+
+
+def test_a_count_of_0_after_a_skipped_step_stays():
+    params = parameters(shapes=((5,), (7,)))
+    optimizer = FusedAdam(params, capturable=True)
+    give_gradients(0, params)
+    params[1].grad = None
+    optimizer.step()
+    give_gradients(1, params)
+    optimizer.found_inf = torch.ones((), device="cuda")
+    optimizer.step()
+    del optimizer.found_inf
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert counts(optimizer) == [1.0, 0.0]
+
+
+def test_the_norm_of_scaled_16_bit_gradients_does_not_overflow():
+    ours, theirs = parameters(shapes=((1000,),)), parameters(shapes=((1000,),))
+    give_gradients(0, theirs)
+    grads = [(p.grad * 2048.0).half() for p in theirs]
+    for p, g in zip(theirs, grads):
+        p.grad = g.float() / 2048.0
+    FusedLamb(ours, lr=1e-2, max_grad_norm=1.0).step(grads=grads, scale=2048.0)
+    FusedLamb(theirs, lr=1e-2, max_grad_norm=1.0).step()
+    near(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_grad_scaler_is_refused_with_gradients_it_has_not_seen():
+    params = parameters()
+    give_gradients(0, params)
+    optimizer = FusedLamb(params, capturable=True)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    with pytest.raises(RuntimeError, match="GradScaler checks"):
+        scaler.step(optimizer, grads=[p.grad for p in params])
+
+
+def test_counts_can_not_part_while_a_graph_is_captured():
+    params = parameters(shapes=((5,), (7,)))
+    optimizer = FusedAdam(params, lr=torch.tensor(1e-2, device="cuda"), capturable=True)
+    give_gradients(0, params)
+    optimizer.step()
+    params[1].grad = None
+    torch.cuda.synchronize()
+    with (
+        pytest.raises(RuntimeError, match=r"call step\(\) once with the same gradients"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        optimizer.step()
+
+
 def lamb_reference(params, steps, lr, decay, max_norm=0.0) -> list[Tensor]:
     """FusedLamb's formula in float64, over the gradients of ``give_gradients``."""
     values = [p.detach().double() for p in params]
