@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-CPU_OPS = ("cpu_adagrad", "cpu_adam", "cpu_lion", "utils")
-GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion")
+CPU_OPS = ("cpu_adagrad", "cpu_adam", "cpu_lion", "quantizer", "utils")
+GPU_OPS = ("fused_adam", "fused_lamb", "fused_lion", "spatial_inference")
 OPS = tuple(sorted(CPU_OPS + GPU_OPS))
 #: What the table shows where nothing is installed.
 ROWS = {
