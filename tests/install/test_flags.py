@@ -127,7 +127,7 @@ def test_all_ops_without_a_compiler_install_and_the_reasons_stay(source_tree, ve
 
 
 def test_an_op_switched_off_is_left_out_of_all_ops(source_tree, venv):
-    off = {f"DS_BUILD_{op}": "off" for op in ("CPU_ADAM", "CPU_ADAGRAD", "CPU_LION")}
+    off = {f"DS_BUILD_{op}": "off" for op in ("CPU_ADAM", "CPU_ADAGRAD", "CPU_LION", "QUANTIZER")}
     done = bdist_wheel(venv, source_tree, DS_BUILD_OPS="yes", **off)
     assert done.returncode == 0, done.stderr
     assert binaries_of(source_tree) == ["utils_op"]
