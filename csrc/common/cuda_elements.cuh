@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "float_type.h"
+
 namespace deepspeed {
 
 inline const char* last_error() {
@@ -98,8 +100,21 @@ __device__ inline void stream_vector(T* to, const Vector<T, K>& from) {
   }
 }
 
-__device__ inline bool is_vector_aligned(const void* a) {
+__host__ __device__ inline bool is_vector_aligned(const void* a) {
   return reinterpret_cast<uintptr_t>(a) % sizeof(int4) == 0;
+}
+
+// Calls f(TypeTag<T>) for a type of 16 or 32 bits.
+template <class F>
+auto for_type(FloatType type, F&& f) {
+  if (type == FloatType::f16) return f(TypeTag<__half>{});
+  if (type == FloatType::bf16) return f(TypeTag<__nv_bfloat16>{});
+  return f(TypeTag<float>{});
+}
+
+// Blocks of a launch of which each does `per_block` of `count` things.
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+  return static_cast<unsigned>((count + per_block - 1) / per_block);
 }
 
 }  // namespace deepspeed

@@ -97,17 +97,13 @@ __global__ void __launch_bounds__(kThreads)
   static_cast<__half*>(a.output)[at] = __float2half_rn(static_cast<float>(code) / scale + minimum);
 }
 
-unsigned blocks_for(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
-
 }  // namespace
 
 const char* dequantize_on_gpu(const DequantizeArguments& a, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   const int64_t count = a.input.groups * a.input.group_size;
   const bool vectors =
-      a.input.group_size % kWidth == 0 && codes_aligned(a.input) && aligned(a.output);
+      a.input.group_size % kWidth == 0 && codes_aligned(a.input) && is_vector_aligned(a.output);
   return for_type(a.type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     auto* to = static_cast<T*>(a.output);

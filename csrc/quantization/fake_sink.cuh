@@ -69,8 +69,8 @@ const char* launch_fake(const FakeQuantizeArguments& a, void* workspace, void* s
     using T = typename decltype(type)::type;
     const FloatVectors<T> source{static_cast<const T*>(a.data), a.group_size};
     const auto launch = [&](const auto& sink) {
-      return launch_groups(source, sink, a.groups, a.group_size, aligned(a.data), workspace,
-                           static_cast<cudaStream_t>(stream));
+      return launch_groups(source, sink, a.groups, a.group_size, is_vector_aligned(a.data),
+                           workspace, static_cast<cudaStream_t>(stream));
     };
     return a.symmetric ? launch(FakeSink<T, SymmetricFake, kRandom>(a))
                        : launch(FakeSink<T, AsymmetricFake, kRandom>(a));

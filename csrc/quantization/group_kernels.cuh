@@ -579,16 +579,4 @@ auto for_scale(bool symmetric, F&& f) {
   return symmetric ? f(TypeTag<SymmetricScale>{}) : f(TypeTag<AsymmetricScale>{});
 }
 
-// Calls f(TypeTag<T>) for a type of 16 or 32 bits.
-template <class F>
-auto for_type(FloatType type, F&& f) {
-  if (type == FloatType::f16) return f(TypeTag<__half>{});
-  if (type == FloatType::bf16) return f(TypeTag<__nv_bfloat16>{});
-  return f(TypeTag<float>{});
-}
-
-inline bool aligned(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % sizeof(int4) == 0;
-}
-
 }  // namespace deepspeed

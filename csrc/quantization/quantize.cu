@@ -13,7 +13,7 @@ int64_t parts_workspace(int64_t groups, int64_t group_size) {
 
 const char* quantize_on_gpu(const QuantizeArguments& a, void* workspace, void* stream) {
   const Quantized& to = a.output;
-  const bool vectors = aligned(a.input) && codes_aligned(to);
+  const bool vectors = is_vector_aligned(a.input) && codes_aligned(to);
   return for_type(a.type, [&](auto type) {
     using T = typename decltype(type)::type;
     const FloatVectors<T> source{static_cast<const T*>(a.input), to.group_size};

@@ -9,7 +9,8 @@ namespace deepspeed {
 
 const char* quantize_with_error_on_gpu(const QuantizeArguments& a, void* workspace, void* stream) {
   const Quantized& to = a.output;
-  const bool vectors = aligned(a.input) && aligned(a.error.data) && codes_aligned(to);
+  const bool vectors =
+      is_vector_aligned(a.input) && is_vector_aligned(a.error.data) && codes_aligned(to);
   return for_type(a.type, [&](auto type) {
     using T = typename decltype(type)::type;
     const FloatVectors<T> input{static_cast<const T*>(a.input), to.group_size};

@@ -130,6 +130,18 @@ GroupOrder group_order(const Call& call, const std::vector<int64_t>& dealt, int6
   return order;
 }
 
+QuantizeArguments quantize_arguments(const Call& call, const Tensor& x, const Tensor& q,
+                                     const Tensor& params, int64_t bits, bool symmetric,
+                                     const std::vector<int64_t>& dealt) {
+  QuantizeArguments a{};
+  a.type = call.type(x, "x");
+  a.input = call.data(x, "x");
+  a.output = quantized(call, q, "q", params, "params", bits, symmetric);
+  check_numel(call, x, "x", a.output.groups * a.output.group_size);
+  a.order = group_order(call, dealt, a.output.groups);
+  return a;
+}
+
 ErrorFeedback error_feedback(const Call& call, const Tensor& error, double beta, int64_t numel) {
   if (!(beta >= 0.0 && beta <= 1.0)) {
     fail(call.op(), "beta is %g; choose a value in [0, 1]", beta);
@@ -189,12 +201,7 @@ constexpr char kQuantize[] =
 void quantize(const Tensor& x, const Tensor& q, const Tensor& params, int64_t bits, bool symmetric,
               const std::vector<int64_t>& dealt) {
   const Call call("quantize", x);
-  QuantizeArguments a{};
-  a.type = call.type(x, "x");
-  a.input = call.data(x, "x");
-  a.output = quantized(call, q, "q", params, "params", bits, symmetric);
-  check_numel(call, x, "x", a.output.groups * a.output.group_size);
-  a.order = group_order(call, dealt, a.output.groups);
+  const QuantizeArguments a = quantize_arguments(call, x, q, params, bits, symmetric, dealt);
   const int64_t groups = a.output.groups, size = a.output.group_size;
   if (call.on_cpu()) return parallel_groups(&quantize_on_cpu, a, groups, size);
   if (call.on_gpu()) {
@@ -210,12 +217,7 @@ void quantize_with_error(const Tensor& x, const Tensor& error, double beta, cons
                          const Tensor& params, int64_t bits, bool symmetric,
                          const std::vector<int64_t>& dealt) {
   const Call call("quantize_with_error", x);
-  QuantizeArguments a{};
-  a.type = call.type(x, "x");
-  a.input = call.data(x, "x");
-  a.output = quantized(call, q, "q", params, "params", bits, symmetric);
-  check_numel(call, x, "x", a.output.groups * a.output.group_size);
-  a.order = group_order(call, dealt, a.output.groups);
+  QuantizeArguments a = quantize_arguments(call, x, q, params, bits, symmetric, dealt);
   a.error = error_feedback(call, error, beta, x.numel());
   if (a.error.type != a.type) fail(call.op(), "error is not of x's dtype; convert one of them");
   const int64_t groups = a.output.groups, size = a.output.group_size;

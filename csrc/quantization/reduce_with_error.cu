@@ -10,7 +10,7 @@ namespace deepspeed {
 
 const char* reduce_with_error_on_gpu(const ReduceArguments& a, void* workspace, void* stream) {
   const Quantized& to = a.output;
-  const bool vectors = vectors_of_parts_aligned(a) && aligned(a.error.data);
+  const bool vectors = vectors_of_parts_aligned(a) && is_vector_aligned(a.error.data);
   const ErrorsOfAnyType errors{a.error.type, a.error.data};
   const WithError<SumOfParts, ErrorsOfAnyType> source{sum_of_parts(a), errors, {}, to.group_size};
   return for_scale(to.symmetric, [&](auto scale) {

@@ -66,13 +66,9 @@ __global__ void __launch_bounds__(kThreads)
 
 bool are_aligned(std::initializer_list<const void*> pointers) {
   for (const void* p : pointers) {
-    if (reinterpret_cast<uintptr_t>(p) % sizeof(int4) != 0) return false;
+    if (!is_vector_aligned(p)) return false;
   }
   return true;
-}
-
-unsigned blocks_for(int64_t count, int64_t per_block) {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
 }
 
 template <class T>
@@ -101,11 +97,10 @@ const char* launch(const BiasAddArguments& a, cudaStream_t stream) {
 
 }  // namespace
 
-const char* launch_bias_add(const BiasAddArguments& a, void* stream_handle) {
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (a.type == FloatType::f16) return launch<__half>(a, stream);
-  if (a.type == FloatType::bf16) return launch<__nv_bfloat16>(a, stream);
-  return launch<float>(a, stream);
+const char* launch_bias_add(const BiasAddArguments& a, void* stream) {
+  return for_type(a.type, [&](auto type) {
+    return launch<typename decltype(type)::type>(a, static_cast<cudaStream_t>(stream));
+  });
 }
 
 }  // namespace deepspeed
